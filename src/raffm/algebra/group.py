@@ -1,0 +1,52 @@
+"""Groups: the dimensions that tensors share, and the counts that must agree between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from raffm.algebra.axis import Expression, Name, value
+
+
+@dataclass(frozen=True)
+class Group:
+    """A dimension that several tensors share, such as `layers.3.ffn`.
+
+    A free group may be cut to any subset; a pinned one (vocabulary, classes) never is. A fibred group has a `base`
+    and keeps its own indices in every index of it, the same number in each: `qk` per head. A depth group has a
+    `path`: the blocks `path.0`, `path.1`, ... of the model are its indices, and `required` blocks always stay.
+    """
+
+    name: str
+    size: int
+    pinned: bool = False
+    base: str | None = None
+    step: int = 1
+    least: int = 1
+    path: str | None = None
+    required: tuple[int, ...] = ()
+    guard: tuple[str, int] | None = None
+    approximate: str = ""
+    """Why cutting this group is not the same as zeroing it; empty where it is."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Two counts that must stay equal, such as |vo| = |qk|, however the groups are cut."""
+
+    left: Expression
+    right: Expression
+
+    def __str__(self) -> str:
+        return f"{self.left} = {self.right}"
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether both sides count the same."""
+        return value(self.left, sizes) == value(self.right, sizes)
+
+    def solved(self, sizes: Mapping[str, int], unknown: str) -> int | None:
+        """The size `unknown` must have, where the tie gives it directly."""
+        for side, other in ((self.left, self.right), (self.right, self.left)):
+            if side == Name(unknown):
+                return value(other, sizes)
+        return None

@@ -1,0 +1,354 @@
+"""A Layout: what every axis of every tensor of a model means, checked against its shapes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raffm.algebra.axis import Expression, Label, Number, Product, monomials, names, renamed, value
+from raffm.algebra.check import (
+    as_indices,
+    base_of,
+    guard_of,
+    refuse_indices,
+    refuse_misfit,
+    refuse_rank,
+    refuse_unlabelled,
+    solve,
+    some,
+)
+from raffm.algebra.group import Group, Tie
+from raffm.algebra.selection import Indices, Selection
+from raffm.errors import LabelError, SelectionError
+
+Kind = Literal["parameter", "buffer", "transient"]
+"""A transient tensor is a buffer that `state_dict` leaves out."""
+
+
+def is_place(name: str) -> bool:
+    """Whether a name in an attribute means a block's place among the kept ones (`#layers`), not a group."""
+    return name.startswith("#")
+
+
+Term = tuple[tuple[str, int] | None, tuple[str, ...], int]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Labels, groups and count ties of one model, and the integers its modules store.
+
+    Build one with `Layout.build`, which checks every label against every shape. Tied tensors are labelled once;
+    `aliases` gives their other names.
+    """
+
+    labels: Mapping[str, Label]
+    groups: Mapping[str, Group]
+    ties: tuple[Tie, ...] = ()
+    attributes: Mapping[str, Expression] | None = None
+    aliases: Mapping[str, str] | None = None
+    kinds: Mapping[str, Kind] | None = None
+
+    @staticmethod
+    def build(
+        labels: Mapping[str, Label],
+        shapes: Mapping[str, Sequence[int]],
+        groups: Iterable[Group] = (),
+        ties: Iterable[Tie] = (),
+        attributes: Mapping[str, tuple[Expression, int]] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+    ) -> Layout:
+        """A checked layout; sizes that `groups` leaves at 0 are read off the attributes and the shapes."""
+        described = {group.name: group for group in groups}
+        attributes = attributes or {}
+        refuse_unlabelled(labels, shapes)
+        sizes = {name: group.size for name, group in described.items() if group.size}
+        equations = [
+            (f"`{name}`", expression, found)
+            for name, (expression, found) in attributes.items()
+            if not any(is_place(group) for group in names(expression))
+        ]
+        for name, label in labels.items():
+            refuse_rank(name, label, shapes[name])
+            pairs = enumerate(zip(label.axes, shapes[name], strict=True))
+            equations += [(f"`{name}`, axis {place},", axis, length) for place, (axis, length) in pairs]
+        solve(equations, sizes)
+        for where, expression, found in equations:
+            refuse_misfit(where, expression, found, sizes)
+        made = {name: replace(described.get(name, Group(name, size)), size=size) for name, size in sizes.items()}
+        made = {name: replace(group, guard=guard_of(name, labels), base=base_of(group, labels)) for name, group in made.items()}
+        layout = Layout(
+            labels, made, tuple(ties), {name: pair[0] for name, pair in attributes.items()}, aliases or {}, kinds or {}
+        )
+        for tie in layout.ties:
+            if not tie.holds(layout.sizes):
+                raise LabelError(f"the count tie `{tie}` does not hold in the full model. Correct the tie or the labels.")
+        return layout
+
+    # -- the full model ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size of every group in the full model."""
+        return {name: group.size for name, group in self.groups.items()}
+
+    @cached_property
+    def bases(self) -> dict[str, str]:
+        """Every fibred group with its base."""
+        return {name: group.base for name, group in self.groups.items() if group.base is not None}
+
+    @cached_property
+    def depths(self) -> dict[str, Group]:
+        """The depth groups: those whose indices are blocks."""
+        return {name: group for name, group in self.groups.items() if group.path is not None}
+
+    @cached_property
+    def free(self) -> tuple[str, ...]:
+        """The groups that may be cut, in the order of the labels."""
+        return tuple(name for name, group in self.groups.items() if not group.pinned and group.size > group.least)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two models whose tensors mean the same, in every process and version of raffm."""
+        content = {
+            "labels": {name: str(label) for name, label in self.labels.items()},
+            "groups": {name: [group.size, group.base, group.path] for name, group in self.groups.items()},
+            "ties": [str(tie) for tie in self.ties],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def kind(self, name: str) -> Kind:
+        """Whether a tensor is a parameter, a buffer, or a buffer that is not saved."""
+        return (self.kinds or {}).get(name, "parameter")
+
+    def tensors(self, *kinds: Kind) -> tuple[str, ...]:
+        """The names of all tensors of these kinds."""
+        return tuple(name for name in self.labels if self.kind(name) in kinds)
+
+    def uses(self, group: str) -> list[tuple[str, int]]:
+        """The (tensor, axis) pairs that a group runs along."""
+        return self._uses.get(group, [])
+
+    @cached_property
+    def _uses(self) -> dict[str, list[tuple[str, int]]]:
+        found: dict[str, list[tuple[str, int]]] = {}
+        for name, label in self.labels.items():
+            for place, axis in enumerate(label.axes):
+                for group in names(axis):
+                    found.setdefault(group, []).append((name, place))
+        return found
+
+    # -- selections ----------------------------------------------------------------------------------------------
+
+    def select(self, kept: Mapping[str, Tensor | Indices]) -> Selection:
+        """Check the indices to keep and give them as a Selection.
+
+        An integer means the first n. Whole groups and groups of dropped blocks are left out, so that equal submodels
+        are equal values.
+        """
+        chosen: dict[str, Tensor] = {}
+        for name in sorted(kept, key=lambda name: name in self.bases):  # a base is read before what is fibred over it
+            chosen[name] = self._indices(name, kept[name], chosen)
+        chosen = {name: indices for name, indices in chosen.items() if not self._is_dropped(name, chosen)}
+        chosen = {name: indices for name, indices in chosen.items() if indices.shape[-1] < self.groups[name].size}
+        selection = Selection(chosen)
+        sizes = self.sizes_of(selection)
+        for tie in self.ties:
+            if all(group in sizes for side in (tie.left, tie.right) for group in names(side)) and not tie.holds(sizes):
+                raise SelectionError(
+                    f"the count tie `{tie}` is broken: it would be {value(tie.left, sizes)} = {value(tie.right, sizes)}. "
+                    "Cut both groups to the same count."
+                )
+        return selection
+
+    def sizes_of(self, selection: Selection) -> dict[str, int]:
+        """The size of every group that the submodel still has."""
+        kept = selection.kept
+        return {
+            name: kept[name].shape[-1] if name in kept else group.size
+            for name, group in self.groups.items()
+            if not self._is_dropped(name, kept)
+        }
+
+    def labels_of(self, selection: Selection) -> dict[str, Label]:
+        """The labels of the tensors that the submodel still has, by their names in the full model."""
+        return {name: label for name, label in self.labels.items() if _holds(label.guard, selection.kept)}
+
+    def count(self, selection: Selection, *kinds: Kind) -> int:
+        """How many numbers the submodel holds in tensors of these kinds (by default: its parameters)."""
+        return self.count_at(self.sizes_of(selection), *kinds)
+
+    def count_at(self, sizes: Mapping[str, int], *kinds: Kind) -> int:
+        """The same from the sizes alone; blocks whose groups are missing there are dropped."""
+        alive = {self.groups[name].guard for name in sizes} | {None}
+        total = 0
+        for guard, groups, times in self.terms(*(kinds or ("parameter",))):
+            if guard in alive:
+                total += times * prod(sizes[group] for group in groups)
+        return total
+
+    def terms(self, *kinds: Kind) -> list[Term]:
+        """The count of all tensors of these kinds as a polynomial: (block, groups to multiply, times) terms."""
+        if kinds not in self._terms:
+            counts: Counter[tuple[tuple[str, int] | None, tuple[str, ...]]] = Counter()
+            for name in self.tensors(*kinds):
+                label = self.labels[name]
+                for groups, times in monomials(_flat(label)):
+                    counts[label.guard, groups] += times
+            self._terms[kinds] = [(guard, groups, times) for (guard, groups), times in counts.items()]
+        return self._terms[kinds]
+
+    @cached_property
+    def _terms(self) -> dict[tuple[Kind, ...], list[Term]]:
+        return {}
+
+    # -- names inside a submodel ---------------------------------------------------------------------------------
+
+    def name_in(self, selection: Selection, name: str) -> str:
+        """What a tensor, a module or an attribute is called in the submodel: blocks are numbered anew."""
+        return self._renumbered(selection, name, lambda depth: f"{depth.path}.")
+
+    def group_in(self, selection: Selection, name: str) -> str:
+        """What a group is called in the submodel's own layout."""
+        return self._renumbered(selection, name, lambda depth: f"{depth.name}.")
+
+    def _renumbered(self, selection: Selection, name: str, prefix_of: Callable[[Group], str]) -> str:
+        for depth in self.depths.values():
+            prefix = prefix_of(depth)
+            if depth.name in selection.kept and name.startswith(prefix):
+                index, _, rest = name[len(prefix) :].partition(".")
+                place = selection.kept[depth.name].tolist().index(int(index))
+                return f"{prefix}{place}" + (f".{rest}" if rest else "")
+        return name
+
+    def cut(self, selection: Selection) -> Layout:
+        """The layout of the submodel."""
+        sizes = self.sizes_of(selection)
+
+        def new(group: str) -> str:
+            return self.group_in(selection, group)
+
+        def guard(old: tuple[str, int] | None) -> tuple[str, int] | None:
+            if old is None or old[0] not in selection.kept:
+                return old
+            return old[0], selection.kept[old[0]].tolist().index(old[1])
+
+        labels = {
+            self.name_in(selection, name): replace(
+                label, axes=tuple(renamed(axis, new) for axis in label.axes), guard=guard(label.guard)
+            )
+            for name, label in self.labels_of(selection).items()
+        }
+        groups = {
+            new(name): replace(
+                self.groups[name],
+                name=new(name),
+                size=size,
+                base=self.groups[name].base and new(self.groups[name].base or ""),
+                guard=guard(self.groups[name].guard),
+                required=tuple(
+                    place for place, old in enumerate(self._kept_list(name, selection)) if old in self.groups[name].required
+                ),
+            )
+            for name, size in sizes.items()
+        }
+        ties = tuple(
+            Tie(renamed(tie.left, new), renamed(tie.right, new))
+            for tie in self.ties
+            if all(group in sizes for side in (tie.left, tie.right) for group in names(side))
+        )
+        kept_attributes = {
+            self.name_in(selection, name): renamed(expression, new)
+            for name, expression in self.attributes_of(selection).items()
+        }
+        aliases = {
+            self.name_in(selection, alias): self.name_in(selection, name) for alias, name in (self.aliases or {}).items()
+        }
+        kinds: dict[str, Kind] = {self.name_in(selection, name): self.kind(name) for name in self.labels_of(selection)}
+        return Layout(labels, groups, ties, kept_attributes, aliases, kinds)
+
+    def attributes_of(self, selection: Selection) -> dict[str, Expression]:
+        """The integers that the modules of the submodel store, by their names in the full model."""
+        dropped = [
+            f"{depth.path}.{index}."
+            for depth in self.depths.values()
+            if depth.name in selection.kept
+            for index in set(range(depth.size)) - set(selection.kept[depth.name].tolist())
+        ]
+        return {
+            name: expression
+            for name, expression in (self.attributes or {}).items()
+            if not any(name.startswith(prefix) for prefix in dropped)
+        }
+
+    def compose(self, outer: Selection, inner: Selection) -> Selection:
+        """The Selection of this layout that cuts as `inner` cuts the submodel `outer`."""
+        old_name = {self.group_in(outer, name): name for name in self.sizes_of(outer)}
+        chosen = dict(outer.kept)
+        for new, picked in inner.kept.items():
+            name = old_name[new]
+            before = outer.kept.get(name)
+            if name not in self.bases:
+                chosen[name] = picked if before is None else before[picked]
+                continue
+            rows = self._kept_rows(self.bases[name], inner, outer)
+            whole = torch.arange(self.groups[name].size).expand(len(rows), -1) if before is None else before[rows]
+            chosen[name] = torch.gather(whole, 1, picked)
+        for name, base in self.bases.items():  # rows of heads that `inner` drops go with them
+            is_recut = self.group_in(outer, name) in inner.kept if name in old_name.values() else True
+            if name in outer.kept and not is_recut:
+                chosen[name] = outer.kept[name][self._kept_rows(base, inner, outer)]
+        return self.select(dict(chosen))
+
+    def _kept_rows(self, base: str, inner: Selection, outer: Selection) -> Tensor:
+        count = self.sizes_of(outer)[base]
+        return inner.kept.get(self.group_in(outer, base), torch.arange(count))
+
+    def _kept_list(self, name: str, selection: Selection) -> list[int]:
+        group = self.groups[name]
+        if group.path is None:
+            return []
+        kept: list[int] = selection.kept[name].tolist() if name in selection.kept else list(range(group.size))
+        return kept
+
+    def _is_dropped(self, name: str, kept: Mapping[str, Tensor]) -> bool:
+        return not _holds(self.groups[name].guard, kept)
+
+    def _indices(self, name: str, given: Tensor | Indices, chosen: Mapping[str, Tensor]) -> Tensor:
+        group = self.groups.get(name)
+        if group is None:
+            raise SelectionError(f"there is no group {name!r}. The groups are: {some(self.groups)}.")
+        if group.pinned:
+            raise SelectionError(f"group `{name}` is pinned and cannot be cut.")
+        rows = None
+        if group.base is not None:
+            rows = len(chosen[group.base]) if group.base in chosen else self.groups[group.base].size
+        if isinstance(given, int):
+            given = torch.arange(given) if rows is None else torch.arange(given).expand(rows, -1).clone()
+        indices = as_indices(name, given)
+        if rows is None and indices.dim() != 1:
+            raise SelectionError(f"group `{name}` takes one list of indices, but was given a table of them.")
+        if rows is not None and (indices.dim() != 2 or len(indices) != rows):
+            raise SelectionError(
+                f"group `{name}` keeps its own indices in every kept index of `{group.base}`: {rows} rows were expected, "
+                f"but the given indices have shape {tuple(indices.shape)}."
+            )
+        refuse_indices(group, indices)
+        return indices.sort(dim=-1).values
+
+
+def _flat(label: Label) -> Expression:
+    return Product(label.axes) if label.axes else Number(1)
+
+
+def _holds(guard: tuple[str, int] | None, kept: Mapping[str, Tensor]) -> bool:
+    return guard is None or guard[0] not in kept or bool((kept[guard[0]] == guard[1]).any())

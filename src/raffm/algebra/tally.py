@@ -1,0 +1,238 @@
+"""A Tally: the running sum of what clients changed, and of who held what.
+
+Rule, for every element j of a parameter or of a floating-point buffer (batch-norm statistics among them):
+
+    server_j  +=  sum_i w_i * held_ij * (update_ij - sent_ij)  /  sum_i w_i * held_ij
+
+An element that nobody held keeps its value, and clients that changed nothing change nothing, bit for bit. An integer
+buffer (a counter of batches) takes the largest value reported. Transient buffers are not part of an update.
+
+Memory: the sum (one model), the coverage (at most one model: axes that nobody cut take no room) and the change of one
+client, whatever the number of clients. Sums are float32, or wider where the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raffm.algebra.check import some
+from raffm.algebra.layout import Layout
+from raffm.algebra.mask import Mask
+from raffm.algebra.move import Tensors, gather, moves, scatter
+from raffm.algebra.selection import Selection
+from raffm.errors import UpdateError
+
+FOLD = 8
+"""Different Selections that are remembered before their coverage is written out."""
+
+PIECE = 1 << 18
+"""Elements handled at a time (1 MiB of float32)."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean change of one tensor and the total weight that covers each of its elements (0: nobody held it)."""
+
+    mean: Tensor
+    coverage: Tensor
+
+
+class Tally:
+    """Adds up clients' updates one at a time; `step` moves the server by their mean. May be used round after round."""
+
+    def __init__(self, layout: Layout, server: Tensors) -> None:
+        """Tally against these server tensors, which must not change before the round ends."""
+        self._layout = layout
+        self._server = {name: server[name] for name in layout.tensors("parameter", "buffer")}
+        self._sums: dict[str, Tensor] = {}
+        self._dense: dict[str, Tensor] = {}
+        self._weights: dict[Selection, float] = {}
+        self._open: Selection | None = None
+        self._memory = _Memory()
+        self._open_sums: dict[str, Tensor] = {}
+        self._counters: dict[str, Tensor] = {}
+
+    def add(
+        self, update: Tensors, held: Selection | Mask, weight: float = 1.0, sent: Tensors | None = None, client: object = "?"
+    ) -> None:
+        """Add one client's tensors, which it held at `held`; a refused update changes nothing.
+
+        `sent` is what the client started from; by default the server's values at `held`. Updates that share a
+        Selection and come one after another are cheapest.
+        """
+        names = self._checked(update, held, weight, client)
+        if weight == 0:
+            return
+        if isinstance(held, Mask):
+            self._add_masked(update, held, weight, sent)
+            return
+        self._count(update, names)
+        self._weights[held] = self._weights.get(held, 0.0) + weight
+        if held != self._open:
+            self._close()
+        self._add_selected(update, held, names, weight, sent)
+        self._open = held
+
+    def changes(self) -> dict[str, Change]:
+        """The mean change of every tensor that somebody held; read it before the next `add`."""
+        self._close()
+        found = {}
+        for name, total in self._sums.items():
+            coverage = self._coverage(name)
+            found[name] = Change(total.div_(coverage.clamp(min=torch.finfo(total.dtype).tiny)), coverage)
+        self._sums, self._dense, self._weights = {}, {}, {}
+        return found
+
+    def step(self) -> None:
+        """Move the server's tensors by the mean changes, in place, and begin anew."""
+        with torch.no_grad():
+            for name, change in self.changes().items():
+                self._server[name].copy_(stepped(self._server[name], change.mean))
+            for name, counter in self._counters.items():
+                self._server[name].copy_(counter)
+        self._counters = {}
+
+    # -- one update ----------------------------------------------------------------------------------------------
+
+    def _checked(self, update: Tensors, held: Selection | Mask, weight: float, client: object) -> dict[str, str]:
+        """Refuse what cannot be added; give the name in the update of every tensor it must hold."""
+        if not 0 <= weight < float("inf"):
+            raise UpdateError(f"client {client!r}: the weight {weight!r} is not a finite number of at least 0.")
+        selection = held if isinstance(held, Selection) else Selection()
+        sizes = self._layout.sizes_of(selection)
+        names = {name: move.name for name, move in moves(self._layout, selection).items() if name in self._server}
+        missing, unknown = set(names.values()) - set(update), set(update) - set(names.values())
+        if missing or unknown:
+            found = "lacks " + some(sorted(missing), 3) if missing else "has the unknown tensors " + some(sorted(unknown), 3)
+            raise UpdateError(f"client {client!r}: the update {found}. Send exactly the tensors of its submodel.")
+        for name, inner in names.items():
+            expected = self._layout.labels[name].shape(sizes)
+            tensor = update[inner]
+            if tuple(tensor.shape) != expected:
+                raise UpdateError(f"client {client!r}: `{inner}` has shape {tuple(tensor.shape)}; its submodel has {expected}.")
+            if tensor.is_floating_point() != self._server[name].is_floating_point():
+                raise UpdateError(
+                    f"client {client!r}: `{inner}` is {tensor.dtype}; the server's is {self._server[name].dtype}."
+                )
+            if tensor.is_floating_point() and not _is_finite(tensor):
+                raise UpdateError(f"client {client!r}: `{inner}` holds a NaN or an infinity.")
+        return names
+
+    def _count(self, update: Tensors, names: Mapping[str, str]) -> None:
+        for name, inner in names.items():
+            server = self._server[name]
+            if not server.is_floating_point():
+                before = self._counters.get(name, server)
+                self._counters[name] = torch.maximum(before, update[inner].to(before)) if server.dim() == 0 else before
+
+    def _add_selected(
+        self, update: Tensors, held: Selection, names: Mapping[str, str], weight: float, sent: Tensors | None
+    ) -> None:
+        """Add to a sum of the submodel's own shape; `_close` brings it into the full one."""
+        plan = moves(self._layout, held)
+        for name, inner in names.items():
+            server = self._server[name]
+            if not server.is_floating_point():
+                continue
+            wide = torch.promote_types(server.dtype, torch.float32)
+            if sent is None:
+                start = gather(server, plan[name].where, self._memory.take("sent", update[inner].shape, server))
+            else:
+                start = sent[inner]
+            total = self._memory.take(name, update[inner].shape, server, wide)
+            for new, old, part in zip(*map(_pieces, (update[inner], start, total)), strict=True):
+                if held == self._open:
+                    change = torch.sub(new.to(wide), old.to(wide), out=self._memory.take("change", part.shape, total))
+                    part.add_(change, alpha=weight)
+                else:
+                    torch.sub(new.to(wide), old.to(wide), out=part).mul_(weight)
+            self._open_sums[name] = total
+
+    def _add_masked(self, update: Tensors, held: Mask, weight: float, sent: Tensors | None) -> None:
+        self._close()
+        start = self._server if sent is None else sent
+        self._count(update, {name: name for name in self._server})
+        for name, server in self._server.items():
+            if not server.is_floating_point():
+                continue
+            total = self._sum(name)
+            covered = held.coverage(self._layout, name).to(total)
+            total.add_((update[name].to(total) - start[name].to(total)).mul_(covered), alpha=weight)
+            self._dense[name] = self._dense.get(name, torch.zeros_like(total[..., :0].sum())) + covered * weight
+
+    # -- sums and coverage ---------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        """Bring the open Selection's sum into the full one, and write the coverage out once it is long."""
+        if self._open is None:
+            return
+        plan = moves(self._layout, self._open)
+        for name, part in self._open_sums.items():
+            scatter(part, self._sum(name), plan[name].where)
+        self._open, self._open_sums = None, {}
+        if len(self._weights) >= FOLD:
+            self._dense = {name: self._coverage(name) for name in self._sums}
+            self._weights = {}
+
+    def _sum(self, name: str) -> Tensor:
+        if name not in self._sums:
+            server = self._server[name]
+            wide = torch.promote_types(server.dtype, torch.float32)
+            self._sums[name] = self._memory.take(f"sum of {name}", server.shape, server, wide).zero_()
+        return self._sums[name]
+
+    def _coverage(self, name: str) -> Tensor:
+        """The total weight over every element, of length 1 along axes that nobody cut.
+
+        An outer product of the axes for each Selection, all added up by one matrix product.
+        """
+        written = self._dense.get(name)
+        if not self._weights and written is not None:
+            return written
+        like = self._sum(name)
+        factors = [selection.factors(self._layout, name) for selection in self._weights]
+        axes = [torch.stack(rows).to(like) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
+        axes = [rows[:, :1] if bool((rows == 1).all()) else rows for rows in axes]
+        weights = torch.tensor(list(self._weights.values())).to(like)[:, None]
+        first, rest = (axes[0] * weights, axes[1:]) if axes else (weights, [])
+        columns = torch.ones_like(weights)
+        for rows in rest:
+            columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
+        product = (first.T @ columns).view([rows.shape[1] for rows in axes])
+        return product if written is None else written + product
+
+
+def stepped(server: Tensor, change: Tensor) -> Tensor:
+    """The server's tensor after a change; elements that do not change keep their bits (adding 0 to -0.0 would not)."""
+    moved = (server.to(change.dtype) + change).to(server.dtype)
+    return torch.where(change == 0, server, moved)
+
+
+class _Memory:
+    """Named tensors of changing shape in memory that is used again: fresh memory costs a page fault every 4 KiB."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: torch.Size, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or like.dtype
+        block = self._blocks.get(name)
+        if block is None or block.numel() < shape.numel() or block.dtype != dtype:
+            block = self._blocks[name] = torch.empty(shape.numel(), dtype=dtype, device=like.device)
+        return block[: shape.numel()].view(shape)
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """A contiguous tensor in pieces that stay in a core's cache between two operations."""
+    return tensor.contiguous().view(-1).split(PIECE) if tensor.dim() else (tensor,)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether no element is a NaN or an infinity: by the sum, one read, and element by element only where that overflows."""
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32 if tensor.dtype.itemsize < 4 else None))) or bool(
+        torch.isfinite(tensor).all()
+    )

@@ -1,0 +1,48 @@
+"""Every error raffm raises on purpose.
+
+RaffmError                     catch this one to catch them all
+├── LabelError                 a table, a label or a notation is wrong, or does not fit a tensor
+│   └── UnknownFamilyError     there is no table for this kind of model
+├── SelectionError             a cut that the layout does not allow
+├── SpaceError                 an elastic space or a config of sizes that makes no sense
+├── BudgetError                no submodel is small enough
+├── UpdateError                a client's update was refused; the server did not change
+├── CheckpointError            files that are missing, damaged, foreign or do not fit
+└── ExportError                the family's own config cannot express this submodel
+"""
+
+
+class RaffmError(Exception):
+    """The base of every error that raffm raises on purpose."""
+
+
+class LabelError(RaffmError):
+    """A table, a label or a notation is wrong, or does not fit a tensor."""
+
+
+class UnknownFamilyError(LabelError):
+    """There is no table for this kind of model."""
+
+
+class SelectionError(RaffmError):
+    """A cut that the layout does not allow."""
+
+
+class SpaceError(RaffmError):
+    """An elastic space or a config of sizes that makes no sense."""
+
+
+class BudgetError(RaffmError):
+    """No submodel is small enough."""
+
+
+class UpdateError(RaffmError):
+    """A client's update was refused; the server did not change."""
+
+
+class CheckpointError(RaffmError):
+    """Files that are missing, damaged, foreign or do not fit."""
+
+
+class ExportError(RaffmError):
+    """The family's own config cannot express this submodel."""

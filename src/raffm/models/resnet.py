@@ -1,0 +1,144 @@
+"""ResNets for small images: a 3x3 stem, no pooling before the blocks, post-activation basic blocks.
+
+The default is the ResNet-18 of the federated literature: 11,173,962 parameters at 10 classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass
+class ResNetConfig:
+    """The shape of a ResNet. `group_width` is the number of channels in one norm group, for `norm="group"`."""
+
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    depths: tuple[int, ...] = (2, 2, 2, 2)
+    classes: int = 10
+    channels: int = 3
+    image_size: int = 32
+    norm: Literal["batch", "group"] = "batch"
+    group_width: int = 8
+    model_type: str = "raffm_resnet"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they are saved."""
+        return asdict(self)
+
+
+@dataclass
+class Logits:
+    """What the model returns, by the name that Hugging Face models use."""
+
+    logits: Tensor
+
+
+class StaticBatchNorm(nn.BatchNorm2d):
+    """Batch norm that uses batch statistics in training and never updates its running ones there.
+
+    `recalibrate` fills those, once the weights are final. Averaging running statistics of clients mixes
+    distributions of different models; this does not.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise by batch statistics in training, by the recalibrated ones in evaluation."""
+        if not self.training:
+            return super().forward(input)
+        return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+
+class ResNet(nn.Module):
+    """A ResNet for small images; `ResNet()` is the ResNet-18."""
+
+    def __init__(self, config: ResNetConfig | None = None) -> None:
+        """Build one with random weights."""
+        super().__init__()
+        self.config = config or ResNetConfig()
+        self.group_width = self.config.group_width if self.config.norm == "group" else 1
+        width = self.config.widths[0]
+        self.stem = _ConvNorm(self.config.channels, width, 3, 1, self.config)
+        stages = []
+        for place, (new, depth) in enumerate(zip(self.config.widths, self.config.depths, strict=True)):
+            strides = [1 if place == 0 else 2] + [1] * (depth - 1)
+            inputs = [width] + [new] * (depth - 1)
+            stages.append(
+                nn.Sequential(*(_Block(old, new, stride, self.config) for old, stride in zip(inputs, strides, strict=True)))
+            )
+            width = new
+        self.stages = nn.ModuleList(stages)
+        self.head = nn.Linear(width, self.config.classes)
+
+    def forward(self, pixel_values: Tensor) -> Logits:
+        """Class scores for images (batch, channels, height, width)."""
+        hidden = functional.relu(self.stem(pixel_values))
+        for stage in self.stages:
+            hidden = stage(hidden)
+        return Logits(self.head(hidden.mean(dim=(2, 3))))
+
+
+class _ConvNorm(nn.Module):
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, config: ResNetConfig) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        self.norm = _norm(outputs, config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.norm(self.conv(hidden))
+        return normed
+
+
+class _Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, config: ResNetConfig) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = _norm(outputs, config)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, padding=1, bias=False)
+        self.norm2 = _norm(outputs, config)
+        is_identity = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if is_identity else _ConvNorm(inputs, outputs, 1, stride, config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        inner = functional.relu(self.norm1(self.conv1(hidden)))
+        return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(hidden))
+
+
+def _norm(channels: int, config: ResNetConfig) -> nn.Module:
+    if config.norm == "group":
+        return nn.GroupNorm(channels // config.group_width, channels)
+    return StaticBatchNorm(channels)
+
+
+def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Fill the running statistics of every batch norm with those of all batches together, each batch counted alike."""
+    with _collecting(model) as norms, torch.no_grad():
+        for batch in batches:
+            model(batch)
+        for norm in norms:
+            norm.momentum = 0.1
+
+
+@contextmanager
+def _collecting(model: nn.Module) -> Iterator[list[nn.BatchNorm2d]]:
+    """Batch norms that average over all batches they see; everything else in evaluation mode."""
+    was_training = model.training
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    classes = [type(norm) for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.__class__ = nn.BatchNorm2d
+        norm.reset_running_stats()
+        norm.momentum = None  # type: ignore[assignment]
+        norm.train()
+    try:
+        yield norms
+    finally:
+        for norm, kind in zip(norms, classes, strict=True):
+            norm.__class__ = kind
+        model.train(was_training)

@@ -1,0 +1,1 @@
+"""Train one foundation model across devices of every size, and give each device the submodel it can run."""

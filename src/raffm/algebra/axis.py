@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 
 import torch
@@ -82,7 +82,7 @@ def _tokens(text: str) -> Iterator[str]:
         position = match.end()
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str) -> Expression:
     """Read an expression: `parse("heads*qk")`."""
     tokens = [*_tokens(text), ""]
@@ -122,7 +122,7 @@ def parse(text: str) -> Expression:
     return expression
 
 
-@lru_cache(maxsize=None)
+@cache
 def names(expression: Expression) -> tuple[str, ...]:
     """The groups an expression uses, in order, each once."""
     match expression:
@@ -147,7 +147,7 @@ def value(expression: Expression, sizes: Mapping[str, int]) -> int:
             return sum(value(term, sizes) for term in terms)
 
 
-@lru_cache(maxsize=None)
+@cache
 def monomials(expression: Expression) -> tuple[tuple[tuple[str, ...], int], ...]:
     """The expression multiplied out: (groups, how often) pairs; `2*a*(b + c)` gives ab and ac twice each."""
     counts: Counter[tuple[str, ...]] = Counter()
@@ -200,7 +200,7 @@ def positions(
     """
     if not any(group in chosen for group in names(expression)):
         return None
-    return _as_stretch(_positions(expression, sizes, chosen, bases, {}))
+    return as_stretch(_positions(expression, sizes, chosen, bases, {}))
 
 
 def _positions(
@@ -237,7 +237,25 @@ def _positions(
     raise AssertionError(expression)
 
 
-def _as_stretch(indices: Tensor) -> Where:
+def coordinates(expression: Expression, sizes: Mapping[str, int], group: str) -> Tensor:
+    """The index of `group` at every position of the axis; -1 where the axis does not run along the group."""
+    match expression:
+        case Name(name) if name == group:
+            return torch.arange(sizes[group])
+        case Sum(terms):
+            return torch.cat([coordinates(term, sizes, group) for term in terms])
+        case Product((first, *others)) if others:
+            rest = Product(tuple(others))
+            if group in names(first):
+                return coordinates(first, sizes, group).repeat_interleave(value(rest, sizes))
+            return coordinates(rest, sizes, group).repeat(value(first, sizes))
+        case Product((first,)):
+            return coordinates(first, sizes, group)
+    return torch.full((value(expression, sizes),), -1)
+
+
+def as_stretch(indices: Tensor) -> Where:
+    """The same positions as a slice, where they follow each other without a gap."""
     start, stop = int(indices[0]), int(indices[-1]) + 1
     contiguous = stop - start == len(indices) and bool((indices[1:] - indices[:-1] == 1).all())
     return slice(start, stop) if contiguous else indices
@@ -277,7 +295,7 @@ class Label:
 _GUARD = re.compile(r"\s+when\s+(?P<group>[\w.]+)\[(?P<index>\d+)\]\s*$")
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_label(text: str) -> Label:
     """Read a label: `parse_label("residual -> heads*qk")`."""
     guard = None

@@ -13,11 +13,13 @@ from raffm.errors import LabelError, SelectionError
 
 
 def some(names: Iterable[str], most: int = 12) -> str:
+    """The first few names, for a message."""
     listed = [f"`{name}`" for name in names]
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def as_indices(name: str, given: Tensor | Sequence[object]) -> Tensor:
+    """Given indices as an integer tensor on the CPU."""
     try:
         indices = torch.as_tensor(given)
     except (ValueError, TypeError):
@@ -32,6 +34,7 @@ def as_indices(name: str, given: Tensor | Sequence[object]) -> Tensor:
 
 
 def refuse_indices(group: Group, indices: Tensor) -> None:
+    """Refuse indices that a group does not have, twice, too few of them, or without a required block."""
     count = indices.shape[-1]
     if count < group.least:
         raise SelectionError(f"group `{group.name}` would keep {count} of {group.size}; it must keep at least {group.least}.")
@@ -53,6 +56,7 @@ def refuse_indices(group: Group, indices: Tensor) -> None:
 
 
 def refuse_unlabelled(labels: Mapping[str, Label], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse tensors without a label, and labels without a tensor."""
     unlabelled = [name for name in shapes if name not in labels]
     if unlabelled:
         raise LabelError(
@@ -64,6 +68,7 @@ def refuse_unlabelled(labels: Mapping[str, Label], shapes: Mapping[str, Sequence
 
 
 def refuse_rank(name: str, label: Label, shape: Sequence[int]) -> None:
+    """Refuse a label with more or fewer axes than its tensor."""
     if len(label.axes) != len(shape):
         raise LabelError(f"`{name}` has shape {tuple(shape)}, but its label `{label}` has {len(label.axes)} axes.")
 
@@ -86,6 +91,7 @@ def solve(equations: list[tuple[str, Expression, int]], sizes: dict[str, int]) -
 
 
 def refuse_misfit(where: str, expression: Expression, found: int, sizes: Mapping[str, int]) -> None:
+    """Refuse an expression that does not give the length that was found."""
     unknown = [name for name in names(expression) if name not in sizes]
     if unknown:
         raise LabelError(
@@ -103,6 +109,7 @@ def refuse_misfit(where: str, expression: Expression, found: int, sizes: Mapping
 
 
 def guard_of(name: str, labels: Mapping[str, Label]) -> tuple[str, int] | None:
+    """The block that a group lives in, if all tensors that use it live in the same one."""
     guards = {label.guard for label in labels.values() if name in label.groups()}
     return guards.pop() if len(guards) == 1 else None
 
@@ -126,6 +133,6 @@ def _is_under(expression: Expression, group: str, base: str) -> bool:
             return all(_is_under(term, group, base) for term in terms)
         case Product((first, *others)):
             if first == Name(base) or not others:
-                return not others and _is_under(first, group, base) or first == Name(base)
+                return (not others and _is_under(first, group, base)) or first == Name(base)
             return _is_under(first, group, base) and _is_under(Product(tuple(others)), group, base)
     raise AssertionError(expression)

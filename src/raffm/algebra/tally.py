@@ -228,7 +228,7 @@ class _Memory:
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     """A contiguous tensor in pieces that stay in a core's cache between two operations."""
-    return tensor.contiguous().view(-1).split(PIECE) if tensor.dim() else (tensor,)
+    return torch.split(tensor.contiguous().view(-1), PIECE) if tensor.dim() else (tensor,)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""What a device can hold, and what a submodel costs."""

@@ -27,7 +27,7 @@ def table_of(model: nn.Module, table: Table | str | Path | None = None) -> Table
     family = getattr(getattr(model, "config", None), "model_type", None)
     if not family:
         raise UnknownFamilyError(
-            f"{type(model).__name__} has no `config.model_type`, so its family is unknown. Give a table of your own: `table=...`."
+            f"{type(model).__name__} has no `config.model_type`, so its family is unknown. Give a table: `table=...`."
         )
     return tables.shipped(family)
 
@@ -62,6 +62,25 @@ def layout_of(model: nn.Module, table: Table | str | Path | None = None) -> Layo
         aliases,
         _kinds(model, tensors),
     )
+
+
+def output_labels(model: nn.Module, table: Table | str | Path | None = None) -> dict[str, tuple[int, Expression]]:
+    """For each output that the table names: which of its axes is labelled, and how."""
+    table = table_of(model, table)
+    rename, last = group_names(model, table)
+    given = table.outputs
+    entries = {name: entry if isinstance(entry, dict) else {"axis": -1, "label": entry} for name, entry in given.items()}
+    return {
+        name: (entry["axis"], renamed(parse(tables.fill(entry["label"], {}, last)), rename)) for name, entry in entries.items()
+    }
+
+
+def group_names(model: nn.Module, table: Table) -> tuple[Rename, dict[str, int]]:
+    """How groups that a table names are called in a model, and the largest number of every wildcard."""
+    tensors, _ = named_tensors(model)
+    prefix = base_prefix(model)
+    last = _last_numbers(table, prefix, tensors)
+    return _renaming(table, prefix, tensors, last), last
 
 
 def named_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -104,7 +123,7 @@ def _label(table: Table, prefix: str, name: str, tensor: Tensor, last: tables.Nu
     if found := tables.first_match(sections, module):
         return _in_module(parse_label(tables.fill(found[0], found[1], last)), leaf, tensor)
     raise LabelError(
-        f"`{name}` of shape {tuple(tensor.shape)} has no label in the table of {table.family!r}. Add a line for it to the table."
+        f"`{name}` of shape {tuple(tensor.shape)} has no label in the table of {table.family!r}. Add a line for it."
     )
 
 
@@ -124,7 +143,7 @@ def _in_module(label: Label, leaf: str, tensor: Tensor) -> Label:
 def _guard(name: str, depths: Mapping[str, Group]) -> tuple[str, int] | None:
     for depth in depths.values():
         if name.startswith(f"{depth.path}."):
-            return depth.name, int(name[len(f"{depth.path}.") :].split(".")[0])
+            return depth.name, int(name[len(f"{depth.path}.") :].split(".", maxsplit=1)[0])
     return None
 
 

@@ -134,7 +134,7 @@ def _collecting(model: nn.Module) -> Iterator[list[nn.BatchNorm2d]]:
     for norm in norms:
         norm.__class__ = nn.BatchNorm2d
         norm.reset_running_stats()
-        norm.momentum = None  # type: ignore[assignment]
+        norm.momentum = None
         norm.train()
     try:
         yield norms

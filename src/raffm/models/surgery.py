@@ -24,6 +24,8 @@ class Record:
     fingerprint: str
     selection: Selection
     version: int = 0
+    config: tuple[tuple[str, int], ...] = ()
+    """What the full model's config says where the submodel's differs."""
 
 
 def submodel(model: nn.Module, layout: Layout, selection: Selection, version: int = 0) -> nn.Module:
@@ -57,7 +59,7 @@ def assembled(
     for path in _cut_depths(layout, selection):
         _close_gaps(module.get_submodule(path))
     _refresh_attributes(module, layout, selection)
-    module.raffm = Record(layout.fingerprint, selection, version)  # type: ignore[assignment]
+    module.raffm = Record(layout.fingerprint, selection, version, _config_of(layout))  # type: ignore[assignment]
     return module
 
 
@@ -94,8 +96,14 @@ def _refresh_attributes(module: nn.Module, layout: Layout, selection: Selection)
         setattr(target, attribute, value(expression, {**sizes, **places}))
 
 
+def _config_of(layout: Layout) -> tuple[tuple[str, int], ...]:
+    """The integers in the full model's config that a cut changes."""
+    owned = {name: expression for name, expression in (layout.attributes or {}).items() if name.startswith("config.")}
+    return tuple((name.removeprefix("config."), value(expression, layout.sizes)) for name, expression in owned.items())
+
+
 def _place(name: str, layout: Layout, depth: str) -> int:
-    return int(name[len(f"{layout.groups[depth].path}.") :].split(".")[0])
+    return int(name[len(f"{layout.groups[depth].path}.") :].split(".", maxsplit=1)[0])
 
 
 def _linear(module: Any) -> None:

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Table:
     published: Mapping[str, list[str]] = field(default_factory=dict)
     stock: Mapping[str, str] = field(default_factory=dict)
     scale: Mapping[str, str] = field(default_factory=dict)
+    tiny: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(text: str, origin: str = "the table") -> Table:
@@ -79,7 +80,7 @@ def read_file(path: str | Path) -> Table:
     return read(path.read_text(encoding="utf-8"), f"the table {str(path)!r}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def shipped(family: str) -> Table:
     """The table that raffm ships for a family, by its `model_type`."""
     if family not in families():
@@ -100,7 +101,7 @@ def families() -> tuple[str, ...]:
 # -- wildcards -----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pattern(template: str) -> re.Pattern[str]:
     parts, end, seen = [], 0, set()
     for found in _WILDCARD.finditer(template):

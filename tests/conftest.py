@@ -1,0 +1,16 @@
+"""How all tests run: one thread a process, and examples that are the same in every run of CI."""
+
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+settings.register_profile(
+    "raffm",
+    max_examples=60,
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("raffm")

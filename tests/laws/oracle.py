@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from laws.strategies import Axis, Kept, World, elements
 from torch import Tensor
+
+from laws.strategies import Axis, Kept, World, elements
 
 
 def is_held(element: Sequence[tuple[str, int]], world: World, kept: Kept) -> bool:
@@ -104,3 +105,19 @@ def merged(world: World, server: Mapping[str, Tensor], clients: Sequence[Client]
         is_counter = not server[name].is_floating_point()
         after[name] = largest if is_counter else before + np.divide(total, count, out=np.zeros_like(total), where=count > 0)
     return after
+
+
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16, torch.int64: torch.int64}
+
+
+def assert_same_bits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(found[name].view(BITS[tensor.dtype]), tensor.view(BITS[tensor.dtype])), name
+
+
+def assert_equals_oracle(found: Mapping[str, Tensor], expected: Mapping[str, np.ndarray]) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name].numpy(), array, err_msg=name)

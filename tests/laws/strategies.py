@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -30,7 +31,9 @@ def text_of(axis: Axis) -> str:
     if not isinstance(axis, tuple):
         return str(axis)
     sign, *parts = axis
-    return f" {sign} ".join(f"({text_of(part)})" if isinstance(part, tuple) and sign == "*" else text_of(part) for part in parts)
+    return f" {sign} ".join(
+        f"({text_of(part)})" if isinstance(part, tuple) and sign == "*" else text_of(part) for part in parts
+    )
 
 
 def renamed_axis(axis: Axis, rename: Callable[[str], str]) -> Axis:
@@ -194,10 +197,6 @@ class World:
         def guard(old: Guard) -> Guard:
             return None if old is None else (old[0], sorted(kept[old[0]]).index(old[1]) if old[0] in kept else old[1])
 
-        def uses(axis: Axis) -> set[str]:
-            parts = axis[1:] if isinstance(axis, tuple) else ()
-            return set().union(*map(uses, parts)) if parts else {axis} if isinstance(axis, str) else set()
-
         sub = World()
         for name, described in self.tensors.items():
             if self.is_alive(described.guard, kept):
@@ -213,12 +212,15 @@ class World:
         sub.ties = [
             (renamed_axis(left, group), renamed_axis(right, group))
             for left, right in self.ties
-            if uses(left) | uses(right) <= set(sizes)
+            if groups_of(left) | groups_of(right) <= set(sizes)
         ]
         for unit in self.units:
             if unit.leader in sizes:
                 most = sizes[unit.leader] // unit.groups[unit.leader]
-                counts = {most, *(count for count in unit.counts if count < most and count % self.groups[unit.leader].step == 0)}
+                counts = {
+                    most,
+                    *(count for count in unit.counts if count < most and count % self.groups[unit.leader].step == 0),
+                }
                 sub.units.append(Unit({group(name): times for name, times in unit.groups.items()}, tuple(sorted(counts))))
         blocks = {
             f"{self.groups[depth].path}.{index}."
@@ -237,6 +239,18 @@ class World:
 
 def elements(axis: Axis, sizes: Mapping[str, int]) -> list[tuple[tuple[str, int], ...]]:
     """What lies along an axis, one position after another: of every group, number and sum the index it stands for."""
+    return _elements(axis, tuple((name, sizes[name]) for name in sorted(groups_of(axis))))
+
+
+def groups_of(axis: Axis) -> set[str]:
+    if isinstance(axis, tuple):
+        return {group for part in axis[1:] for group in groups_of(part)}
+    return {axis} if isinstance(axis, str) else set()
+
+
+@cache
+def _elements(axis: Axis, known: tuple[tuple[str, int], ...]) -> list[tuple[tuple[str, int], ...]]:
+    sizes = dict(known)
     if isinstance(axis, int):
         return [(("#", index),) for index in range(axis)]
     if isinstance(axis, str):
@@ -277,7 +291,9 @@ def worlds(draw: st.DrawFn, scalars: bool = True, scalars_in_blocks: bool = Fals
     layers = draw(st.integers(1, 3))
     has_depth = draw(flag)
     if has_depth:
-        world.group("layers", layers, told=layers, path="encoder.layer", required=draw(st.sampled_from([(), (0,), (layers - 1,)])))
+        world.group(
+            "layers", layers, told=layers, path="encoder.layer", required=draw(st.sampled_from([(), (0,), (layers - 1,)]))
+        )
         world.unit(layers=1)
         world.attributes["config.layers"] = ("layers", layers)
     for index in range(layers):

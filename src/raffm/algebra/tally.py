@@ -47,7 +47,7 @@ class Tally:
     def __init__(self, layout: Layout, server: Tensors) -> None:
         """Tally against these server tensors, which must not change before the round ends."""
         self._layout = layout
-        self._server = {name: server[name] for name in layout.tensors("parameter", "buffer")}
+        self._server = {name: server[name].detach() for name in layout.tensors("parameter", "buffer")}
         self._sums: dict[str, Tensor] = {}
         self._dense: dict[str, Tensor] = {}
         self._weights: dict[Selection, float] = {}
@@ -56,6 +56,7 @@ class Tally:
         self._open_sums: dict[str, Tensor] = {}
         self._counters: dict[str, Tensor] = {}
 
+    @torch.no_grad()
     def add(
         self, update: Tensors, held: Selection | Mask, weight: float = 1.0, sent: Tensors | None = None, client: object = "?"
     ) -> None:
@@ -77,6 +78,7 @@ class Tally:
         self._add_selected(update, held, names, weight, sent)
         self._open = held
 
+    @torch.no_grad()
     def changes(self) -> dict[str, Change]:
         """The mean change of every tensor that somebody held; read it before the next `add`."""
         self._close()
@@ -89,11 +91,10 @@ class Tally:
 
     def step(self) -> None:
         """Move the server's tensors by the mean changes, in place, and begin anew."""
-        with torch.no_grad():
-            for name, change in self.changes().items():
-                self._server[name].copy_(stepped(self._server[name], change.mean))
-            for name, counter in self._counters.items():
-                self._server[name].copy_(counter)
+        for name, change in self.changes().items():
+            self._server[name].copy_(stepped(self._server[name], change.mean))
+        for name, counter in self._counters.items():
+            self._server[name].copy_(counter)
         self._counters = {}
 
     # -- one update ----------------------------------------------------------------------------------------------

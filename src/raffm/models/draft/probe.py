@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,9 +105,9 @@ def recipe_of(model_or_config: Any) -> Recipe:
     """How to build more models like this one: from a model and its config, or from a config alone."""
     if isinstance(model_or_config, nn.Module):
         config = getattr(model_or_config, "config", None)
-        if config is None:
+        if not getattr(config, "__dict__", None):
             raise LabelError(
-                f"{type(model_or_config).__name__} has no `config`, so it cannot be built at other sizes. "
+                f"{type(model_or_config).__name__} has no `config` object, so it cannot be built at other sizes. "
                 "A draft needs a model class that is called with one config object."
             )
         return Recipe(type(model_or_config), config, type(model_or_config).__name__)
@@ -161,28 +161,44 @@ def _set_entry(owner: Any, key: str, value: int) -> None:
 # -- sizes ---------------------------------------------------------------------------------------------------------
 
 
+_MOST_BLOCKS = 256
+"""No entry above this is tried as a number of blocks."""
+
+
 def probe(recipe: Recipe, depth: int | None = 2) -> Probe:
     """Build a model at several sizes; `depth` is how many blocks each list of blocks gets, None for as many as it has.
 
     The size that all others are compared with may differ from the one given: where another size shows more tensors
     (a projection on a shortcut), that one is the better start.
     """
+    grown = _depths(recipe)
+    keys = [key for key, _ in _entries(recipe.config) if key not in grown.values()]
+    depths = _outermost(grown)
+    for key in sorted(set(depths.values())) if depth is not None else ():
+        recipe = next((other for other in _resized(recipe, key, depth or 1) if _built(other) is not None), recipe)
+    return _compared(recipe, keys, depths)
+
+
+def _depths(recipe: Recipe) -> dict[str, str]:
+    """The lists of blocks that grow with an entry of the config, and that entry."""
     start = _measured(_first(recipe))
-    entries = dict(_entries(recipe.config))
-    deeper = {key: _tried(recipe.with_entry(key, number + 1), start) for key, number in entries.items()}
-    depths = {
-        path: key
-        for key, build in deeper.items()
-        if build is not None
-        for path, count in build.blocks.items()
-        if count != start.blocks.get(path, count)
-    }
-    keys = [key for key in entries if key not in depths.values() and deeper[key] != start]
-    if depth is not None:
-        for key in sorted(set(depths.values())):
-            recipe = _if_possible(recipe, recipe.with_entry(key, depth))
-    recipe = _richest(recipe, keys)
-    return _compared(recipe, keys, _outermost(depths))
+    found = {}
+    for key, number in _entries(recipe.config):
+        others = _resized(recipe, key, number + 1) if number <= _MOST_BLOCKS else []
+        build = next((build for other in others if (build := _tried(other, start))), start)
+        found.update({path: key for path, count in build.blocks.items() if count != start.blocks.get(path, count)})
+    return found
+
+
+def _resized(recipe: Recipe, key: str, count: int) -> list[Recipe]:
+    """The recipe with another number of blocks: as it is, and with its lists of one word a block made to fit."""
+    number = dict(_entries(recipe.config))[key]
+    plain = recipe.with_entry(key, count)
+    fitted = copy.deepcopy(plain.config)
+    for name, entry in vars(fitted).items():
+        if isinstance(entry, list | tuple) and len(entry) == number and isinstance(entry[0], str):
+            setattr(fitted, name, type(entry)([*entry, *entry[-1:] * count][:count]))
+    return [plain, Recipe(recipe.make, fitted, recipe.name)]
 
 
 def _first(recipe: Recipe) -> nn.Module:
@@ -210,53 +226,59 @@ def _tried(recipe: Recipe, start: Build) -> Build | None:
     return build if build is not None and build.shapes.keys() >= start.shapes.keys() else None
 
 
-def _if_possible(recipe: Recipe, other: Recipe) -> Recipe:
-    return recipe if _built(other) is None else other
+_DIVISORS = frozenset({"head", "heads", "group", "groups"})
+"""Words for entries that divide a width. A class may divide without looking at the rest, so theirs must leave none."""
 
 
-def _other_sizes(number: int) -> list[int]:
-    """Values to try for an integer of the config, the likeliest to keep every divisibility first."""
-    sizes = [2 * number, number // 2 if number % 2 == 0 else 0, 3 * number, 1, number + 1, number - 1]
-    return [size for size in dict.fromkeys(sizes) if size not in (0, number)]
+def _others(recipe: Recipe, key: str) -> Iterator[Recipe]:
+    """The recipe with other values for one integer of its config, the likeliest to keep every divisibility first."""
+    number = dict(_entries(recipe.config))[key]
+    half = number // 2 if number % 2 == 0 else 0
+    sizes = [half, 1, 2 * number, 3 * number] if words(key) & _DIVISORS else [2 * number, half, 3 * number, 1]
+    sizes += [number + 1, number - 1]
+    return (recipe.with_entry(key, size) for size in dict.fromkeys(sizes) if size not in (0, number))
 
 
-def _richest(recipe: Recipe, keys: list[str]) -> Recipe:
-    """The recipe at a size where it shows all tensors that a single change can bring forth."""
-    for key in keys:
-        start = _measured(_first(recipe))
-        other = recipe.with_entry(key, 2 * dict(_entries(recipe.config))[key])
-        build = _tried(other, start)
-        if build is not None and build.shapes.keys() > start.shapes.keys():
-            recipe = other
-    return recipe
-
-
-def _compared(recipe: Recipe, keys: list[str], depths: Mapping[str, str]) -> Probe:
+def _compared(recipe: Recipe, keys: list[str], depths: Mapping[str, str], most_starts: int = 8) -> Probe:
     model = _first(recipe)
-    start, entries = _measured(model), dict(_entries(recipe.config))
-    builds: dict[str, Build] = {}
-    recipes = {"": recipe}
-    for key in keys:
-        for size in _other_sizes(entries[key]):
-            other = recipe.with_entry(key, size)
-            build = _tried(other, start)
-            if build is not None and build != start:
-                builds[key], recipes[key] = build, other
-                break
-    all_builds = [start, *builds.values()]
-    settings = [dict(_entries(each.config)) for each in recipes.values()]
+    start = _measured(model)
+    variants = {key: variant for key in keys if (variant := _variant(recipe, key, start))}
+    better = _better_start(recipe, keys, start, variants) if most_starts else None
+    if better is not None:
+        return _compared(better, keys, depths, most_starts - 1)
+    variants = {key: variant for key, variant in variants.items() if variant[1] != start}
+    builds = [start, *(build for _, build in variants.values())]
+    recipes = [recipe, *(other for other, _ in variants.values())]
     return Probe(
         model,
         recipe,
-        tuple(builds),
-        {name: tuple(zip(*(build.shapes[name] for build in all_builds), strict=True)) for name in start.shapes},
-        _vectors([build.integers for build in all_builds]),
-        _vectors(settings),
-        depths,
+        tuple(variants),
+        {name: tuple(zip(*(build.shapes[name] for build in builds), strict=True)) for name in start.shapes},
+        _vectors([build.integers for build in builds]),
+        _vectors([dict(_entries(each.config)) for each in recipes]),
+        {path: key for path, key in depths.items() if path in start.blocks},
     )
 
 
-def _vectors(tables: list[Mapping[str, int]] | list[dict[str, int]]) -> dict[str, Vector]:
+def _variant(recipe: Recipe, key: str, start: Build) -> tuple[Recipe, Build] | None:
+    """The model with one entry of its config changed to the first value that its class takes."""
+    tried = ((other, _tried(other, start)) for other in _others(recipe, key))
+    return next(((other, build) for other, build in tried if build is not None), None)
+
+
+def _better_start(recipe: Recipe, keys: list[str], start: Build, variants: Mapping[str, tuple[Recipe, Build]]) -> Recipe | None:
+    """A size that shows more tensors; or one where an entry can change that could not: a width of 5 has but one head."""
+    richer = [other for other, build in variants.values() if build.shapes.keys() > start.shapes.keys()]
+    if richer:
+        return richer[0]
+    for key in (key for key in keys if key not in variants and words(key) & _DIVISORS):
+        for other, _ in variants.values():
+            if any(_built(each) is not None for each in _others(other, key)):
+                return other
+    return None
+
+
+def _vectors(tables: Sequence[Mapping[str, int]]) -> dict[str, Vector]:
     return {name: tuple(table[name] for table in tables) for name in tables[0] if all(name in table for table in tables)}
 
 

@@ -1,0 +1,53 @@
+"""Random inputs that a model accepts, as its family's table describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raffm.errors import LabelError
+from raffm.models.table import Table
+
+
+def sample_inputs(
+    model: nn.Module,
+    table: Table,
+    batch: int = 2,
+    tokens: int = 16,
+    device: str | torch.device = "cpu",
+    generator: torch.Generator | None = None,
+) -> dict[str, Tensor]:
+    """Normal pixels and uniform ids, by the names of the model's arguments.
+
+    An entry of the table is a list of axes after the batch: the name of a config value (`image_size`), with `= 224` where
+    the config may lack it, or `tokens`. `tokens < vocab_size` stands for ids below that config value. There are never
+    more tokens than the model has positions.
+    """
+    if not table.inputs:
+        raise LabelError(f"the table of {table.family!r} has no section [inputs], so the model cannot be run.")
+    config = getattr(model, "config", None)
+    tokens = min(tokens, getattr(config, "max_position_embeddings", tokens))
+    return {name: _drawn(axes, config, batch, tokens, generator).to(device) for name, axes in table.inputs.items()}
+
+
+def _drawn(axes: list[str], config: Any, batch: int, tokens: int, generator: torch.Generator | None) -> Tensor:
+    limits = [axis.partition("<")[2].strip() for axis in axes if "<" in axis]
+    lengths = [_length(axis.partition("<")[0].strip(), config, tokens, place) for place, axis in enumerate(axes)]
+    if limits:
+        return torch.randint(_length(limits[0], config, tokens, 0), (batch, *lengths), generator=generator)
+    return torch.randn((batch, *lengths), generator=generator)
+
+
+def _length(axis: str, config: Any, tokens: int, place: int) -> int:
+    """The length of an axis; of a config value that is a pair (height, width), the last two axes take one each."""
+    name, _, default = (part.strip() for part in axis.partition("="))
+    if name == "tokens":
+        return tokens
+    found = getattr(config, name, int(default) if default else None)
+    if isinstance(found, list | tuple):
+        found = found[place - 1]
+    if not isinstance(found, int):
+        raise LabelError(f"the inputs need the config value {name!r}, which the model's config does not have.")
+    return found

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import ViTConfig, ViTForImageClassification
 
 from raffm import RaFFM
-from raffm.devices.cost import flops_of
+from raffm.devices.cost import CostModel
 
 EPOCHS = 25
 
@@ -83,6 +83,7 @@ def main() -> None:
 
     plain, ranked = RaFFM(model), RaFFM(model)
     ranked.salient_parameter_prioritization()
+    cost = CostModel(model, ranked.layout, ranked.table, free=tuple(ranked.space.sizes))
     table = Table(title="One model, every size (digits, 360 test images, no further training)")
     for heading in ("share", "parameters", "MFLOPs", "ms", "accuracy", "with SPP"):
         table.add_column(heading, justify="right")
@@ -93,7 +94,7 @@ def main() -> None:
         table.add_row(
             f"{share:.0%}",
             f"{params:,}",
-            f"{flops_of(small, ranked.table) / 1e6:.2f}",
+            f"{cost.flops(ranked.layout.sizes_of(ranked.select(config))) / 1e6:.2f}",
             f"{latency(small, test_images[:1]):.2f}",
             f"{accuracy(unranked, test_images, test_labels):.1%}",
             f"{accuracy(small, test_images, test_labels):.1%}",

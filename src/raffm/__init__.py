@@ -1,23 +1,52 @@
 """Train one foundation model across devices of every size, and give each device the submodel it can run."""
 
-from raffm.algebra.layout import Layout
-from raffm.algebra.mask import Mask
-from raffm.algebra.move import extract, permute, scatter
-from raffm.algebra.ranking import Ranking
-from raffm.algebra.selection import Selection
-from raffm.algebra.tally import Tally
-from raffm.elastic import RaFFM
-from raffm.errors import RaffmError
-from raffm.models.checkpoint import load_submodel, save_submodel
-from raffm.models.draft import draft
-from raffm.models.label import layout_of
-from raffm.models.resnet import ResNet, ResNetConfig, recalibrate
-from raffm.models.salience import l1_norm, l2_norm
-from raffm.models.stock import export_stock
-from raffm.models.surgery import submodel
-from raffm.models.verify import verify
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raffm.algebra.layout import Layout
+    from raffm.algebra.mask import Mask
+    from raffm.algebra.move import extract, permute, scatter
+    from raffm.algebra.ranking import Ranking
+    from raffm.algebra.selection import Selection
+    from raffm.algebra.tally import Tally
+    from raffm.elastic import RaFFM
+    from raffm.errors import RaffmError
+    from raffm.models.checkpoint import load_submodel, save_submodel
+    from raffm.models.draft import draft
+    from raffm.models.label import layout_of
+    from raffm.models.resnet import ResNet, ResNetConfig, recalibrate
+    from raffm.models.salience import l1_norm, l2_norm
+    from raffm.models.stock import export_stock
+    from raffm.models.surgery import submodel
+    from raffm.models.verify import verify
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Layout": "raffm.algebra.layout",
+    "Mask": "raffm.algebra.mask",
+    "RaFFM": "raffm.elastic",
+    "RaffmError": "raffm.errors",
+    "Ranking": "raffm.algebra.ranking",
+    "ResNet": "raffm.models.resnet",
+    "ResNetConfig": "raffm.models.resnet",
+    "Selection": "raffm.algebra.selection",
+    "Tally": "raffm.algebra.tally",
+    "draft": "raffm.models.draft",
+    "export_stock": "raffm.models.stock",
+    "extract": "raffm.algebra.move",
+    "l1_norm": "raffm.models.salience",
+    "l2_norm": "raffm.models.salience",
+    "layout_of": "raffm.models.label",
+    "load_submodel": "raffm.models.checkpoint",
+    "permute": "raffm.algebra.move",
+    "recalibrate": "raffm.models.resnet",
+    "save_submodel": "raffm.models.checkpoint",
+    "scatter": "raffm.algebra.move",
+    "submodel": "raffm.models.surgery",
+    "verify": "raffm.models.verify",
+}
 
 __all__ = [
     "Layout",
@@ -43,3 +72,10 @@ __all__ = [
     "submodel",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `raffm --help` does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raffm' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

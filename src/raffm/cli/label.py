@@ -8,12 +8,12 @@ import typer
 
 
 def label(
-    model: Annotated[str, typer.Argument(help="A folder with a config.json, a Hugging Face name, or family:tiny.")],
+    model: Annotated[str, typer.Argument(help="A model type (gpt2), a folder, a Hugging Face name, or family:tiny.")],
 ) -> None:
     """Draft a table for a model by building it in several sizes. Complete it, then run `raffm verify --table`."""
     from raffm.cli.show import quiet
     from raffm.models.draft import draft
-    from raffm.models.load import model_from
+    from raffm.models.load import config_of_type, model_from
 
     quiet()
-    typer.echo(draft(model_from(model, device="meta")))
+    typer.echo(draft(config_of_type(model) or model_from(model, device="meta")))

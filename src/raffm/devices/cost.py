@@ -115,13 +115,19 @@ class CostModel:
 
     def _peak(self, features: Array) -> Array:
         """The greatest of the moments of a step, in which weights and optimizer state are always there."""
-        gradients = features @ self._sum(self._trained, self._widths)
-        weights = features @ self._sum(self.layout.labels, self._widths)
-        largest = (features @ self._each_trained).max(1, initial=0.0)
-        step = gradients + largest * _STEP_SCRATCH[self.optimizer]
-        peak = np.maximum(self._backward_peak(features), step)
-        total: Array = HELD_BACK * (weights + gradients * _STATES[self.optimizer] + peak)
+        gradients = features @ self._gradients
+        peak = np.maximum(self._backward_peak(features), gradients)
+        if scratch := _STEP_SCRATCH[self.optimizer]:
+            is_close = peak < gradients + scratch * self._largest(self.basis.features(self.basis.rows([self.layout.sizes])))
+            step = gradients[is_close] + scratch * self._largest(features[is_close])
+            peak[is_close] = np.maximum(peak[is_close], step)
+        total: Array = HELD_BACK * (features @ self._weights + gradients * _STATES[self.optimizer] + peak)
         return total
+
+    def _largest(self, features: Array) -> Array:
+        """The bytes of the largest trained parameter."""
+        most: Array = (features @ self._each_trained).max(1, initial=0)
+        return most
 
     def _backward_peak(self, features: Array) -> Array:
         """When the backward pass reaches a stretch, those up to it still hold their activations, later ones left gradients."""
@@ -142,6 +148,14 @@ class CostModel:
     def _widths(self) -> dict[str, int]:
         """The bytes of one element of every tensor."""
         return {name: tensor.element_size() for name, tensor in named_tensors(self.model)[0].items()}
+
+    @cached_property
+    def _weights(self) -> Array:
+        return self._sum(self.layout.labels, self._widths)
+
+    @cached_property
+    def _gradients(self) -> Array:
+        return self._sum(self._trained, self._widths)
 
     @cached_property
     def _trained(self) -> tuple[str, ...]:

@@ -205,11 +205,14 @@ def _touched(layout: Layout, group: str) -> int:
 
 def _refuse_space(layout: Layout, cost: CostModel, space: Space, shares: Shares) -> None:
     for group, sizes in space.items():
-        if group not in shares or len(shares[group]) != layout.groups[group].size + 1:
-            raise SpaceError(
-                f"the shares of `{group}` must have an entry for every size from 0 to {layout.groups[group].size}."
-            )
-        if group not in cost.basis.varying and group not in layout.depths and set(sizes) != {layout.groups[group].size}:
+        if group not in layout.groups:
+            raise SpaceError(f"the space names the group {group!r}, which the model does not have.")
+        full = layout.groups[group].size
+        if not sizes or not all(0 < size <= full for size in sizes):
+            raise SpaceError(f"the sizes of `{group}` must lie between 1 and {full}, but the space has {list(sizes)!r}.")
+        if group not in shares or len(shares[group]) != full + 1:
+            raise SpaceError(f"the shares of `{group}` must have an entry for every size from 0 to {full}.")
+        if group not in cost.basis.varying and group not in layout.depths and set(sizes) != {full}:
             raise SpaceError(f"the space cuts `{group}`, but the cost model was made for other groups. Name it in `free`.")
     for tie in layout.ties:
         tied = {*names(tie.left), *names(tie.right)}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations
+from functools import cached_property, lru_cache
+from itertools import chain, combinations
 
 import numpy as np
 import torch
@@ -21,12 +21,12 @@ from raffm.seeds import generator
 Levels = NDArray[np.int64]
 
 _EXHAUSTIVE = 1 << 16
-_CHUNK = 1 << 12
+_CHUNK, _TRIED = 1 << 12, 1 << 11
 _RANDOM = 1000
 _REFINED = 3
 _SHAKES, _SHAKEN = 12, 4
 _GAIN = 1e-12
-_SLACK = 0.02
+_SLACK = 0.005
 """How much the costs of moves made together may differ from the sum of their costs."""
 
 
@@ -59,6 +59,8 @@ class Field:
 
     def usage(self, choices: Levels) -> Array:
         """The share of every limit that every choice uses."""
+        if not len(choices):
+            return np.empty((0, 1))
         parts = [self.usage_of(choices[start : start + _CHUNK]) for start in range(0, len(choices), _CHUNK)]
         return np.concatenate(parts)
 
@@ -74,8 +76,10 @@ class Field:
 
 def solve(field: Field) -> Levels:
     """The best choice that can be found; the lowest one must fit. No level of it can be raised by one."""
+    if not len(field.top):
+        return field.top
     if np.prod(field.top + 1.0) <= _EXHAUSTIVE:
-        every = np.indices(field.top + 1).reshape(len(field.top), -1).T
+        every = np.indices((field.top + 1).tolist(), dtype=np.int64).reshape(len(field.top), -1).T
         found = field.best(every)
         return climbed(field, field.bottom if found is None else found)
     starts = sorted(_starts(field), key=lambda choice: -float(field.value(choice)))
@@ -185,16 +189,10 @@ def _trade(field: Field, choice: Levels, count: int, reach: int) -> Levels | Non
     picks = picks[gains[picks].sum(1) > _GAIN]
     picks = picks[_are_distinct(knobs[picks])]
     picks = picks[(before + extra[picks].sum(1) <= 1 + _SLACK).all(1)]
-    picks = picks[np.argsort(-gains[picks].sum(1), kind="stable")]
-    for start in range(0, len(picks), _CHUNK):
-        part = picks[start : start + _CHUNK]
-        moved = np.repeat(choice[None], len(part), 0)
-        np.put_along_axis(moved, knobs[part], targets[part], 1)
-        fitting = np.flatnonzero(field.fits(moved))
-        if len(fitting):
-            found: Levels = moved[fitting[0]]
-            return found
-    return None
+    picks = picks[np.argsort(-gains[picks].sum(1), kind="stable")][:_TRIED]
+    moved = np.repeat(choice[None], len(picks), 0)
+    np.put_along_axis(moved, knobs[picks], targets[picks], 1)
+    return field.best(moved)
 
 
 def _moves(field: Field, choice: Levels, reach: int) -> tuple[Levels, Levels]:
@@ -209,11 +207,11 @@ def _moves(field: Field, choice: Levels, reach: int) -> tuple[Levels, Levels]:
     return made[:, 0], made[:, 1]
 
 
+@lru_cache(maxsize=16)
 def _picks(total: int, count: int) -> Levels:
     """All ways to pick so many of a total, an array (ways, count)."""
-    if count == 2:
-        return np.stack(np.triu_indices(total, 1), 1)
-    return np.array(list(combinations(range(total), count)), dtype=np.int64).reshape(-1, count)
+    every = chain.from_iterable(combinations(range(total), count))
+    return np.fromiter(every, dtype=np.int64).reshape(-1, count)
 
 
 def _are_distinct(knobs: Levels) -> NDArray[np.bool_]:

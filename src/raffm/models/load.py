@@ -50,6 +50,14 @@ def model_from(name: str, device: str = "cpu") -> nn.Module:
         return _from_hub(name)
 
 
+def config_of_type(name: str) -> Any:
+    """The default config of a model type that transformers knows (`gpt2`), or None."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return AutoConfig.for_model(name) if name in CONFIG_MAPPING else None
+
+
 def _from_file(path: Path) -> nn.Module:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

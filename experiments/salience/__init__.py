@@ -1,0 +1,1 @@
+"""Which importance metric keeps most accuracy when two pretrained models are cut to half."""

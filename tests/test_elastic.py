@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from families.cases import CASES, Case, logits
 from torch import nn
 
+from families.cases import CASES, Case, logits
 from raffm.elastic import RaFFM
 from raffm.errors import BudgetError, CheckpointError, SpaceError, UpdateError
 from raffm.models.label import named_tensors
@@ -324,7 +324,7 @@ def test_a_budget_below_the_smallest_submodel_is_refused() -> None:
 def test_all_given_limits_hold_together() -> None:
     elastic = RaFFM(BERT.build())
     bytes_of_full = 4 * elastic.total_params
-    small, params, _ = elastic.fit(max_bytes=int(0.8 * bytes_of_full), max_params=int(0.9 * elastic.total_params))
+    _, params, _ = elastic.fit(max_bytes=int(0.8 * bytes_of_full), max_params=int(0.9 * elastic.total_params))
     assert 4 * params <= 0.8 * bytes_of_full
 
 
@@ -365,7 +365,7 @@ def test_a_plain_smaller_module_needs_its_config() -> None:
     small, _, config = elastic.sample_smallest_model()
     del small.raffm
     before = state(elastic)
-    with pytest.raises(UpdateError, match="local model 1.*configs"):
+    with pytest.raises(UpdateError, match=r"local model 1.*configs"):
         elastic.aggregate([copy.deepcopy(elastic.model), small])
     assert all(torch.equal(tensor, before[name]) for name, tensor in state(elastic).items())
     elastic.aggregate([changed(small, 1.0)], configs=[config])
@@ -376,7 +376,7 @@ def test_a_submodel_of_an_earlier_round_is_refused() -> None:
     elastic = RaFFM(VIT.build())
     late, _, _ = elastic.sample_smallest_model()
     elastic.aggregate([copy.deepcopy(elastic.model)])
-    with pytest.raises(UpdateError, match="version 0.*version 1"):
+    with pytest.raises(UpdateError, match=r"version 0.*version 1"):
         elastic.aggregate([late])
 
 

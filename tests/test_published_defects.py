@@ -7,9 +7,9 @@ import sys
 import time
 
 import torch
-from families.cases import CASES, logits
 from torch import nn
 
+from families.cases import CASES, logits
 from raffm.algebra.ranking import Ranking
 from raffm.elastic import RaFFM
 from raffm.models.label import layout_of, named_tensors
@@ -156,7 +156,7 @@ class _Results(torch.utils._python_dispatch.TorchDispatchMode):
         self.storages: dict[int, int] = {}
         self.kept: list[torch.Tensor] = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.is_floating_point():
             self.kept.append(result)

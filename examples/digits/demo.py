@@ -1,6 +1,6 @@
 """Train a small ViT on scikit-learn's digits and look at its submodels, with and without salient parameter prioritization.
 
-    python examples/digits/demo.py            # about half a minute on two cores
+python examples/digits/demo.py            # about half a minute on two cores
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def latency(model: nn.Module, image: Tensor, repeats: int = 30) -> float:
 
 def main() -> None:
     """Train, rank, cut, compare."""
+    torch.set_num_threads(1)  # the model is too small for more to pay
     images, labels, test_images, test_labels = digits()
     model = small_vit()
     train(model, images, labels)

@@ -90,7 +90,6 @@ def test_reading_what_was_printed_gives_the_same_expression(expression: Expressi
     assert hash(parse(str(expression))) == hash(expression)
 
 
-@pytest.mark.xfail(reason="brackets that change nothing are kept in the tree but not printed", strict=True)
 @pytest.mark.parametrize("text", ["(a*b)*c", "a*(b*c)", "(a + b) + c", "a + (b + c)"])
 def test_brackets_that_change_nothing_are_not_kept(text: str) -> None:
     assert parse(str(parse(text))) == parse(text)
@@ -338,12 +337,10 @@ def test_text_that_is_no_label_is_refused_with_the_place(text: str, found: str) 
     assert found in str(error.value)
 
 
-@pytest.mark.xfail(reason="the word `transposed` is cut off the end of any name", strict=True)
 @pytest.mark.parametrize("name", ["nontransposed", "conv.transposed", "is_transposed"])
 def test_a_group_whose_name_ends_in_transposed_is_a_group(name: str) -> None:
     assert parse_label(f"a -> {name}") == Label((Name(name), A), source=1, target=0)
 
 
-@pytest.mark.xfail(reason="a guard's group may not hold the `-` that a group's name may", strict=True)
 def test_a_guard_may_name_every_group_that_can_be_written() -> None:
     assert parse_label("a when my-blocks[1]") == Label((A,), guard=("my-blocks", 1))

@@ -65,7 +65,6 @@ def test_fibred_rows_follow_the_kept_heads() -> None:
     assert lists(example().select(dict(reversed(kept.items()))))["layers.0.qk"] == [[1, 2], [0, 2]]
 
 
-@pytest.mark.xfail(reason="heads are sorted, but the rows given with them are not", strict=True)
 def test_fibred_rows_move_with_heads_that_are_given_in_another_order() -> None:
     one = {"layers.0.h": [0, 2], "layers.0.qk": [[0, 1], [1, 2]], "layers.0.vo": 2}
     other = {"layers.0.h": [2, 0], "layers.0.qk": [[1, 2], [0, 1]], "layers.0.vo": 2}
@@ -78,7 +77,6 @@ def test_groups_of_dropped_blocks_are_left_out() -> None:
     assert selection == example().select({"layers": [1], "layers.1.f": 4, "layers.2.qk": 2, "layers.2.vo": 3})
 
 
-@pytest.mark.xfail(reason="a group that only dropped blocks share counts as alive, for it has no single guard", strict=True)
 def test_groups_that_only_dropped_blocks_share_are_left_out() -> None:
     labels = {f"b.{i}.w": f"{'n' if i else 'm'} when b[{i}] @ 4" for i in range(3)}
     layout = small_layout(labels, Group("b", 3, path="b"))
@@ -126,9 +124,9 @@ def test_a_repeated_index_is_refused() -> None:
 
 
 def test_an_empty_group_is_refused() -> None:
-    assert refusal({"r": 0}) == "group `r` would keep 0 of 4; it must keep at least 1."
-    assert "`layers.0.qk` would keep 0 of 3" in refusal({"layers.0.qk": 0})
-    assert "`layers.0.qk` would keep 0 of 3" in refusal({"layers.0.qk": torch.zeros(3, 0, dtype=torch.int64)})
+    assert refusal({"r": 0}) == "group `r` cannot keep 0 indices. Keep at least one."
+    assert "`layers.0.qk` cannot keep 0" in refusal({"layers.0.qk": 0})
+    assert "`layers.0.qk` would keep nothing" in refusal({"layers.0.qk": torch.zeros(3, 0, dtype=torch.int64)})
 
 
 def test_a_size_below_the_least_is_refused() -> None:
@@ -152,7 +150,7 @@ def test_a_required_block_is_kept() -> None:
 
 def test_unequal_heads_are_refused_with_their_counts() -> None:
     found = refusal({"layers.0.qk": [[0, 1], [0], [1, 2]], "layers.0.vo": 2})
-    assert "group `layers.0.qk` keeps 2 indices in head 0 but not in every other ([2, 1, 2])" in found
+    assert "group `layers.0.qk` keeps 2 indices in head 0 but 1 in head 1" in found
     assert found.endswith("Cut each head to the same size, or drop whole heads.")
 
 
@@ -172,9 +170,9 @@ def test_a_table_is_refused_where_one_list_is_meant() -> None:
     assert refusal({"r": [[0, 1]]}) == "group `r` takes one list of indices, but was given a table of them."
 
 
-@pytest.mark.parametrize(("indices", "dtype"), [([0.0, 1.0], "float32"), ([True, False], "bool"), (1.5, "float32")])
-def test_what_is_no_integer_is_refused(indices: object, dtype: str) -> None:
-    assert refusal({"r": indices}) == f"group `r` takes integer indices, but was given torch.{dtype}."
+@pytest.mark.parametrize("indices", [[0.0, 1.0], [True, False], 1.5])
+def test_what_is_no_integer_is_refused(indices: object) -> None:
+    assert refusal({"r": indices}) == f"group `r` takes a size or a list of integers, but was given {indices!r}."
 
 
 def test_a_broken_tie_is_refused_with_both_counts() -> None:
@@ -189,36 +187,30 @@ def test_ties_of_dropped_blocks_do_not_count() -> None:
     assert lists(shared.select({"b": [1], "n": 2})) == {"b": [1], "n": [0, 1]}
 
 
-@pytest.mark.xfail(reason="the advice is for ties of equal counts only", strict=True)
 def test_the_advice_for_a_broken_tie_fits_the_tie() -> None:
     layout = small_layout({"v": "vo @ 6", "r": "rot @ 3"}, ties={"vo": "2*rot"})
     assert "to the same count" not in refusal({"vo": 4}, layout)
 
 
-@pytest.mark.xfail(reason="a bool is an int to Python", strict=True)
 def test_a_bool_is_no_size() -> None:
     refusal({"r": True})
 
 
-@pytest.mark.xfail(reason="torch refuses these before raffm does", strict=True, raises=RuntimeError)
 @pytest.mark.parametrize("given", [-1, None])
 def test_what_is_no_size_is_refused(given: object) -> None:
     assert "`r`" in refusal({"r": given})
 
 
-@pytest.mark.xfail(reason="whatever torch cannot read is taken for unequal heads", strict=True)
 @pytest.mark.parametrize("given", ["8", ["a"], [0, [1]]])
 def test_what_is_no_list_of_integers_is_refused_as_such(given: object) -> None:
     assert "head 0" not in refusal({"r": given})
 
 
-@pytest.mark.xfail(reason="an empty list reads as float32, and a number in a tensor as a table", strict=True)
 @pytest.mark.parametrize(("given", "wrong"), [([], "float32"), (np.int64(3), "a table"), (torch.tensor(3), "a table")])
 def test_a_refusal_says_what_was_given(given: object, wrong: str) -> None:
     assert wrong not in refusal({"r": given})
 
 
-@pytest.mark.xfail(reason="a least size of 0 lets an empty group through to torch's `min`", strict=True, raises=RuntimeError)
 def test_a_group_is_never_empty_whatever_its_least_size() -> None:
     refusal({"a": 0}, small_layout({"w": "a @ 3"}, Group("a", 0, least=0)))
 
@@ -305,7 +297,6 @@ def test_coverage_is_false_in_dropped_blocks_and_true_where_indices_are_kept() -
     assert Selection().coverage(layout, "b.1.gain").item() is True
 
 
-@pytest.mark.xfail(reason="a tensor without axes has no factor that could say that its block was dropped", strict=True)
 def test_a_scalar_in_a_dropped_block_is_not_covered() -> None:
     layout = blocks()
     assert layout.select({"b": [0]}).coverage(layout, "b.1.gain").item() is False

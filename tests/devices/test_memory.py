@@ -81,21 +81,29 @@ def test_predicted_memory_is_near_the_bytes_that_a_real_step_has_alive(name, opt
 
 def test_memory_counts_gradients_and_state_of_trained_parameters_alone():
     model = MODELS["vit"]()
-    whole = CostModel(model, layout_of(model), table_of(model), batch=1)
+    whole = CostModel(model, layout_of(model), table_of(model), batch=1, free=())
     before = whole.memory(whole.layout.sizes)
     for parameter in model.vit.parameters():
         parameter.requires_grad_(False)
-    frozen = CostModel(model, whole.layout, whole.table, batch=1)
+    frozen = CostModel(model, whole.layout, whole.table, batch=1, free=())
     trunk = sum(parameter.nbytes for parameter in model.vit.parameters())
     assert frozen.memory(whole.layout.sizes) < before - 2 * trunk
 
 
 def test_memory_grows_with_the_batch_by_the_activations_alone():
     model = MODELS["resnet"]()
-    small, large = (CostModel(model, layout_of(model), table_of(model), batch=batch) for batch in (8, 16))
-    largest = CostModel(model, small.layout, small.table, batch=32)
-    one, two, four = (cost.memory(small.layout.sizes) for cost in (small, large, largest))
+    layout, table = layout_of(model), table_of(model)
+    one, two, four = (CostModel(model, layout, table, batch=batch, free=()).memory(layout.sizes) for batch in (8, 16, 32))
     assert four - two == pytest.approx(2 * (two - one), rel=0.02)
+
+
+def test_checkpointed_blocks_hold_less():
+    model = MODELS["bert"]()
+    layout, table = layout_of(model), table_of(model)
+    plain = CostModel(model, layout, table, free=()).memory(layout.sizes)
+    model.gradient_checkpointing_enable()
+    model.train()
+    assert CostModel(model, layout, table, free=()).memory(layout.sizes) < 0.7 * plain
 
 
 REAL = {

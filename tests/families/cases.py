@@ -27,7 +27,7 @@ class Case:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(torch.randn_like(parameter) * 0.1)
-                for name, buffer in model.named_buffers():
+                for buffer in model.buffers():
                     if buffer.is_floating_point():
                         buffer.add_(torch.rand_like(buffer) * 0.5)
         return model

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from families.cases import CASES, Case, logits
-from families.draws import rankings, selections
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from families.cases import CASES, Case, logits
+from families.draws import rankings, selections
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract, permute
 from raffm.algebra.ranking import Ranking
@@ -95,7 +95,7 @@ def test_a_submodel_is_really_smaller(case: Case, data: st.DataObject) -> None:
     selection = data.draw(selections(layout))
     small = submodel(model, layout, selection)
     assert sum(parameter.numel() for parameter in small.parameters()) == layout.count(selection)
-    held = {name: tensor for name, tensor in named_tensors(small)[0].items()}
+    held = named_tensors(small)[0]
     shapes = {
         layout.name_in(selection, name): label.shape(layout.sizes_of(selection))
         for name, label in layout.labels_of(selection).items()

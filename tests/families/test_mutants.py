@@ -1,7 +1,7 @@
 import pytest
+
 from families.cases import FAMILIES, Case
 from families.mutants import mutants
-
 from raffm.errors import RaffmError
 from raffm.models.verify import verify
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from families.cases import CASES, logits
 
+from families.cases import CASES, logits
 from raffm.elastic import RaFFM
 from raffm.errors import ExportError
 from raffm.models.stock import export_stock

@@ -97,11 +97,13 @@ def parse(text: str) -> Expression:
 
     def total(position: int) -> tuple[Expression, int]:
         terms, position = sequence(position, "+", product)
-        return (terms[0] if len(terms) == 1 else Sum(tuple(terms))), position
+        flat = [inner for term in terms for inner in (term.terms if isinstance(term, Sum) else (term,))]
+        return (flat[0] if len(flat) == 1 else Sum(tuple(flat))), position
 
     def product(position: int) -> tuple[Expression, int]:
         factors, position = sequence(position, "*", atom)
-        return (factors[0] if len(factors) == 1 else Product(tuple(factors))), position
+        flat = [inner for factor in factors for inner in (factor.factors if isinstance(factor, Product) else (factor,))]
+        return (flat[0] if len(flat) == 1 else Product(tuple(flat))), position
 
     def atom(position: int) -> tuple[Expression, int]:
         token = tokens[position]
@@ -292,7 +294,8 @@ class Label:
         return tuple(dict.fromkeys(name for axis in self.axes for name in names(axis)))
 
 
-_GUARD = re.compile(r"\s+when\s+(?P<group>[\w.]+)\[(?P<index>\d+)\]\s*$")
+_GUARD = re.compile(r"\s+when\s+(?P<group>[\w.\-]+)\[(?P<index>\d+)\]\s*$")
+_TRANSPOSED = re.compile(r"\s+transposed\s*$")
 
 
 @cache
@@ -306,8 +309,8 @@ def parse_label(text: str) -> Label:
         return Label((), guard=guard)
     if "->" not in text:
         return Label(tuple(parse(part) for part in text.split(",")), guard=guard)
-    text, is_transposed = (text.rstrip().removesuffix("transposed"), text.rstrip().endswith("transposed"))
-    before, after = text.split("->", 1)
+    is_transposed = _TRANSPOSED.search(text) is not None
+    before, after = _TRANSPOSED.sub("", text).split("->", 1)
     target, *rest = (parse(part) for part in after.split(","))
     ends = (parse(before), target) if is_transposed else (target, parse(before))
     return Label((*ends, *rest), source=0 if is_transposed else 1, target=1 if is_transposed else 0, guard=guard)

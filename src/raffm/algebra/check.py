@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.axis import Expression, Label, Name, Number, Product, Sum, names, value
-from raffm.algebra.group import Group
+from raffm.algebra.group import Group, Tie
 from raffm.errors import LabelError, SelectionError
 
 
@@ -18,25 +18,31 @@ def some(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
-def as_indices(name: str, given: Tensor | Sequence[object]) -> Tensor:
-    """Given indices as an integer tensor on the CPU."""
+def as_indices(name: str, given: object) -> Tensor:
+    """Given indices as an integer tensor on the CPU: a list, or a table with a row for every head."""
+    if isinstance(given, list | tuple) and given and all(isinstance(row, list | tuple) for row in given):
+        counts = [len(row) for row in given]
+        if len(set(counts)) > 1:
+            odd = next(place for place, count in enumerate(counts) if count != counts[0])
+            raise SelectionError(
+                f"group `{name}` keeps {counts[0]} indices in head 0 but {counts[odd]} in head {odd}; a fibred group keeps the "
+                "same number in every head. Cut each head to the same size, or drop whole heads."
+            )
     try:
         indices = torch.as_tensor(given)
-    except (ValueError, TypeError):
-        counts = [len(row) if isinstance(row, Sequence) else row for row in given]
-        raise SelectionError(
-            f"group `{name}` keeps {counts[0]} indices in head 0 but not in every other ({counts}); a fibred group keeps "
-            "the same number in every head. Cut each head to the same size, or drop whole heads."
-        ) from None
-    if indices.is_floating_point() or indices.dtype == torch.bool:
-        raise SelectionError(f"group `{name}` takes integer indices, but was given {indices.dtype}.")
+    except (ValueError, TypeError, RuntimeError):
+        raise SelectionError(f"group `{name}` takes a size or a list of integers, but was given {given!r}.") from None
+    if indices.numel() == 0:
+        raise SelectionError(f"group `{name}` would keep nothing. Keep at least one index.")
+    if indices.is_floating_point() or indices.dtype == torch.bool or indices.dim() == 0:
+        raise SelectionError(f"group `{name}` takes a size or a list of integers, but was given {given!r}.")
     return indices.to("cpu", torch.int64)
 
 
 def refuse_indices(group: Group, indices: Tensor) -> None:
     """Refuse indices that a group does not have, twice, too few of them, or without a required block."""
     count = indices.shape[-1]
-    if count < group.least:
+    if count < max(group.least, 1):
         raise SelectionError(f"group `{group.name}` would keep {count} of {group.size}; it must keep at least {group.least}.")
     if int(indices.min()) < 0 or int(indices.max()) >= group.size:
         found = int(indices.max()) if int(indices.max()) >= group.size else int(indices.min())
@@ -53,6 +59,40 @@ def refuse_indices(group: Group, indices: Tensor) -> None:
         raise SelectionError(
             f"block {min(missing)} of `{group.name}` cannot be dropped: later blocks need its shortcut or its tables. Keep it."
         )
+
+
+def refuse_order(group: Group, order: Tensor, rows: int | None) -> None:
+    """Refuse an order that is no permutation of its group, or of every row of a fibred one."""
+    expected = (group.size,) if rows is None else (rows, group.size)
+    whole = torch.arange(group.size).expand(expected)
+    if tuple(order.shape) != expected or not torch.equal(order.cpu().sort(dim=-1).values, whole):
+        raise SelectionError(
+            f"the order of group `{group.name}` has shape {tuple(order.shape)}; it must be a permutation of shape {expected}."
+        )
+
+
+def refuse_guards(labels: Mapping[str, Label], groups: Mapping[str, Group]) -> None:
+    """Refuse tensors that belong to a block which no depth group has."""
+    for name, label in labels.items():
+        if label.guard is None:
+            continue
+        depth, index = label.guard
+        if depth not in groups or groups[depth].path is None or index >= groups[depth].size:
+            raise LabelError(f"`{name}` belongs to block {index} of `{depth}`, but there is no such depth group or block.")
+
+
+def refuse_groups(groups: Mapping[str, Group], ties: Iterable[Tie]) -> None:
+    """Refuse fibres over fibres or over nothing, ties of unknown groups, and ties that do not hold."""
+    for group in groups.values():
+        if group.base is not None and (group.base not in groups or groups[group.base].base is not None):
+            raise LabelError(f"group `{group.name}` is fibred over `{group.base}`, which is no plain group of this model.")
+    sizes = {name: group.size for name, group in groups.items()}
+    for tie in ties:
+        unknown = [name for side in (tie.left, tie.right) for name in names(side) if name not in groups]
+        if unknown:
+            raise LabelError(f"the count tie `{tie}` names the group `{unknown[0]}`, which no label uses.")
+        if not tie.holds(sizes):
+            raise LabelError(f"the count tie `{tie}` does not hold in the full model. Correct the tie or the labels.")
 
 
 def refuse_unlabelled(labels: Mapping[str, Label], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -98,14 +138,15 @@ def refuse_misfit(where: str, expression: Expression, found: int, sizes: Mapping
             f"the size of `{unknown[0]}` in {where} cannot be told from the model. Name an attribute that holds it."
         )
     expected = value(expression, sizes)
-    if expected == found:
+    if expected == found and all(sizes[name] > 0 for name in names(expression)):
         return
     known = ", ".join(f"{name}={sizes[name]}" for name in names(expression))
+    known = f" ({known})" if known else ""
     hint = ""
-    if isinstance(expression, Name | Product) and expected and found % expected == 0:
+    if isinstance(expression, Name | Product) and found > expected > 0 and found % expected == 0:
         fused = Sum((expression,) * (found // expected))
         hint = f" The projection looks fused: did you mean `{fused}`?"
-    raise LabelError(f"{where} has length {found}, but its label `{expression}` gives {expected} ({known}).{hint}")
+    raise LabelError(f"{where} has length {found}, but its label `{expression}` gives {expected}{known}.{hint}")
 
 
 def guard_of(name: str, labels: Mapping[str, Label]) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raffm.algebra.axis import Expression, Name, value
+from raffm.algebra.axis import Expression, value
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,11 @@ class Tie:
         return value(self.left, sizes) == value(self.right, sizes)
 
     def solved(self, sizes: Mapping[str, int], unknown: str) -> int | None:
-        """The size `unknown` must have, where the tie gives it directly."""
-        for side, other in ((self.left, self.right), (self.right, self.left)):
-            if side == Name(unknown):
-                return value(other, sizes)
-        return None
+        """The size that `unknown` must have for the tie to hold; None where no whole number does."""
+
+        def gap(size: int) -> int:
+            known = {**sizes, unknown: size}
+            return value(self.left, known) - value(self.right, known)
+
+        slope = gap(1) - gap(0)
+        return None if slope == 0 or gap(0) % slope else -gap(0) // slope

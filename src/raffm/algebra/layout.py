@@ -19,6 +19,8 @@ from raffm.algebra.check import (
     as_indices,
     base_of,
     guard_of,
+    refuse_groups,
+    refuse_guards,
     refuse_indices,
     refuse_misfit,
     refuse_rank,
@@ -28,7 +30,7 @@ from raffm.algebra.check import (
 )
 from raffm.algebra.group import Group, Tie
 from raffm.algebra.selection import Indices, Selection
-from raffm.errors import LabelError, SelectionError
+from raffm.errors import SelectionError
 
 Kind = Literal["parameter", "buffer", "transient"]
 """A transient tensor is a buffer that `state_dict` leaves out."""
@@ -89,9 +91,8 @@ class Layout:
         layout = Layout(
             labels, made, tuple(ties), {name: pair[0] for name, pair in attributes.items()}, aliases or {}, kinds or {}
         )
-        for tie in layout.ties:
-            if not tie.holds(layout.sizes):
-                raise LabelError(f"the count tie `{tie}` does not hold in the full model. Correct the tie or the labels.")
+        refuse_guards(layout.labels, layout.groups)
+        refuse_groups(layout.groups, layout.ties)
         return layout
 
     # -- the full model ------------------------------------------------------------------------------------------
@@ -155,9 +156,10 @@ class Layout:
         An integer means the first n. Whole groups and groups of dropped blocks are left out, so that equal submodels
         are equal values.
         """
-        chosen: dict[str, Tensor] = {}
+        given: dict[str, Tensor] = {}
         for name in sorted(kept, key=lambda name: name in self.bases):  # a base is read before what is fibred over it
-            chosen[name] = self._indices(name, kept[name], chosen)
+            given[name] = self._indices(name, kept[name], given)
+        chosen = {name: self._sorted(name, given) for name in given}
         chosen = {name: indices for name, indices in chosen.items() if not self._is_dropped(name, chosen)}
         chosen = {name: indices for name, indices in chosen.items() if indices.shape[-1] < self.groups[name].size}
         selection = Selection(chosen)
@@ -166,7 +168,7 @@ class Layout:
             if all(group in sizes for side in (tie.left, tie.right) for group in names(side)) and not tie.holds(sizes):
                 raise SelectionError(
                     f"the count tie `{tie}` is broken: it would be {value(tie.left, sizes)} = {value(tie.right, sizes)}. "
-                    "Cut both groups to the same count."
+                    "Cut the groups so that both sides count the same."
                 )
         return selection
 
@@ -181,18 +183,28 @@ class Layout:
 
     def labels_of(self, selection: Selection) -> dict[str, Label]:
         """The labels of the tensors that the submodel still has, by their names in the full model."""
-        return {name: label for name, label in self.labels.items() if _holds(label.guard, selection.kept)}
+        return {name: label for name, label in self.labels.items() if self.is_held(selection, name)}
+
+    def is_held(self, selection: Selection, name: str) -> bool:
+        """Whether the submodel still has a tensor, or dropped its block."""
+        return _holds(self.labels[name].guard, selection.kept)
 
     def count(self, selection: Selection, *kinds: Kind) -> int:
         """How many numbers the submodel holds in tensors of these kinds (by default: its parameters)."""
-        return self.count_at(self.sizes_of(selection), *kinds)
+        sizes = self.sizes_of(selection)
+        terms = [term for term in self.terms(*(kinds or ("parameter",))) if _holds(term[0], selection.kept)]
+        return sum(times * prod(sizes[group] for group in groups) for _, groups, times in terms)
 
     def count_at(self, sizes: Mapping[str, int], *kinds: Kind) -> int:
-        """The same from the sizes alone; blocks whose groups are missing there are dropped."""
+        """The same from the sizes alone: blocks whose groups are missing there are dropped.
+
+        Of blocks without groups of their own, the first are taken as kept.
+        """
         alive = {self.groups[name].guard for name in sizes} | {None}
+        owned = {group.guard for group in self.groups.values()}
         total = 0
         for guard, groups, times in self.terms(*(kinds or ("parameter",))):
-            if guard in alive:
+            if guard in alive or (guard is not None and guard not in owned and guard[1] < sizes[guard[0]]):
                 total += times * prod(sizes[group] for group in groups)
         return total
 
@@ -226,6 +238,8 @@ class Layout:
             prefix = prefix_of(depth)
             if depth.name in selection.kept and name.startswith(prefix):
                 index, _, rest = name[len(prefix) :].partition(".")
+                if not index.isdigit():  # what serves the whole stack may be named after it
+                    continue
                 place = selection.kept[depth.name].tolist().index(int(index))
                 return f"{prefix}{place}" + (f".{rest}" if rest else "")
         return name
@@ -271,13 +285,16 @@ class Layout:
             for name, expression in self.attributes_of(selection).items()
         }
         aliases = {
-            self.name_in(selection, alias): self.name_in(selection, name) for alias, name in (self.aliases or {}).items()
+            self.name_in(selection, alias): self.name_in(selection, name)
+            for alias, name in (self.aliases or {}).items()
+            if self.is_held(selection, name)
         }
         kinds: dict[str, Kind] = {self.name_in(selection, name): self.kind(name) for name in self.labels_of(selection)}
         return Layout(labels, groups, ties, kept_attributes, aliases, kinds)
 
     def attributes_of(self, selection: Selection) -> dict[str, Expression]:
         """The integers that the modules of the submodel store, by their names in the full model."""
+        sizes = self.sizes_of(selection)
         dropped = [
             f"{depth.path}.{index}."
             for depth in self.depths.values()
@@ -288,6 +305,7 @@ class Layout:
             name: expression
             for name, expression in (self.attributes or {}).items()
             if not any(name.startswith(prefix) for prefix in dropped)
+            and all(group in sizes or is_place(group) for group in names(expression))
         }
 
     def compose(self, outer: Selection, inner: Selection) -> Selection:
@@ -321,7 +339,13 @@ class Layout:
         return kept
 
     def _is_dropped(self, name: str, kept: Mapping[str, Tensor]) -> bool:
-        return not _holds(self.groups[name].guard, kept)
+        """Whether all blocks that use a group are dropped."""
+        guards = self._guards.get(name, ())
+        return bool(guards) and not any(_holds(guard, kept) for guard in guards)
+
+    @cached_property
+    def _guards(self) -> dict[str, set[tuple[str, int] | None]]:
+        return {group: {self.labels[name].guard for name, _ in uses} for group, uses in self._uses.items()}
 
     def _indices(self, name: str, given: Tensor | Indices, chosen: Mapping[str, Tensor]) -> Tensor:
         group = self.groups.get(name)
@@ -332,7 +356,9 @@ class Layout:
         rows = None
         if group.base is not None:
             rows = len(chosen[group.base]) if group.base in chosen else self.groups[group.base].size
-        if isinstance(given, int):
+        if isinstance(given, int) and not isinstance(given, bool):
+            if given < 1:
+                raise SelectionError(f"group `{name}` cannot keep {given} indices. Keep at least one.")
             given = torch.arange(given) if rows is None else torch.arange(given).expand(rows, -1).clone()
         indices = as_indices(name, given)
         if rows is None and indices.dim() != 1:
@@ -343,6 +369,14 @@ class Layout:
                 f"but the given indices have shape {tuple(indices.shape)}."
             )
         refuse_indices(group, indices)
+        return indices
+
+    def _sorted(self, name: str, given: Mapping[str, Tensor]) -> Tensor:
+        """The indices in ascending order; rows of a fibred group in the order of their heads."""
+        indices = given[name]
+        base = self.bases.get(name)
+        if base is not None and base in given:
+            indices = indices[given[base].argsort()]
         return indices.sort(dim=-1).values
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.axis import Where, positions
+from raffm.algebra.check import refuse_order
+from raffm.algebra.group import Group
 from raffm.algebra.layout import Layout
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
@@ -123,12 +125,19 @@ def put(part: Tensors, into: Mapping[str, Tensor], layout: Layout, selection: Se
                 scatter(part[move.name], into[name], move.where)
 
 
+def _is_movable(group: Group) -> bool:
+    return group.path is None and not group.pinned
+
+
 def permute(tensors: Tensors, layout: Layout, ranking: Ranking) -> dict[str, Tensor]:
     """The same model with every group in the order of its ranking. Outputs do not change.
 
-    Depth is left alone: blocks in another order are another model.
+    Depth and pinned groups are left alone: blocks in another order are another model.
     """
-    order = {name: indices for name, indices in ranking.order.items() if name not in layout.depths}
+    order = {name: indices for name, indices in ranking.order.items() if _is_movable(layout.groups[name])}
+    for name, indices in order.items():
+        base = layout.bases.get(name)
+        refuse_order(layout.groups[name], indices, None if base is None else layout.groups[base].size)
     for name, base in layout.bases.items():
         if name in order and base in order:
             order[name] = order[name][order[base]]

@@ -52,7 +52,7 @@ class Ranking:
             is_required = torch.isin(order, torch.tensor(group.required, dtype=torch.int64))
             return torch.cat([order[is_required], order[~is_required]])[:count]
         rows = kept.get(group.base)
-        rows = torch.arange(layout.groups[group.base].size) if rows is None else rows.sort().values
+        rows = torch.arange(layout.groups[group.base].size) if rows is None else rows
         return torch.arange(count).expand(len(rows), -1) if order is None else order[rows, :count]
 
 
@@ -61,8 +61,8 @@ def complete(layout: Layout, sizes: Mapping[str, int]) -> dict[str, int]:
     for name, size in sizes.items():
         if name not in layout.groups:
             raise SelectionError(f"there is no group {name!r}; `raffm inspect` lists them.")
-        if not 0 < size <= layout.groups[name].size:
-            raise SelectionError(f"group `{name}` has {layout.groups[name].size} indices and cannot be cut to {size}.")
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= layout.groups[name].size:
+            raise SelectionError(f"group `{name}` has {layout.groups[name].size} indices and cannot be cut to {size!r}.")
     known = dict(sizes)
     for _ in layout.ties:  # a chain of ties is at most this long
         for tie in layout.ties:

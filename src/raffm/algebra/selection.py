@@ -63,14 +63,16 @@ class Selection:
 
     def coverage(self, layout: Layout, name: str) -> Tensor:
         """Which elements of a full tensor the submodel holds."""
-        return reduce(lambda rows, axis: rows.unsqueeze(-1) & axis, self.factors(layout, name), torch.tensor(True))
+        shape = layout.labels[name].shape(layout.sizes)
+        held = torch.tensor([True])
+        return reduce(lambda rows, axis: (rows[:, None] & axis).flatten(), self.factors(layout, name), held).view(shape)
 
     def factors(self, layout: Layout, name: str) -> list[Tensor]:
-        """The same, axis by axis: an element is held where every axis holds its position."""
+        """The same, axis by axis: an element is held where every axis holds its position. A scalar has one axis of 1."""
         label = layout.labels[name]
         lengths = label.shape(layout.sizes)
-        if name not in layout.labels_of(self):
-            return [torch.zeros(length, dtype=torch.bool) for length in lengths]
+        if not label.axes or not layout.is_held(self, name):
+            return [torch.full((length,), layout.is_held(self, name)) for length in lengths or (1,)]
         where = [positions(axis, layout.sizes, self.kept, layout.bases) for axis in label.axes]
         return [_indicator(length, place) for length, place in zip(lengths, where, strict=True)]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from raffm.errors import UpdateError
 
 FOLD = 8
 """Different Selections that are remembered before their coverage is written out."""
+
+HEADROOM = 2.0**-20
+"""The part of the number range that an update may use, so that a million of them can be summed."""
 
 PIECE = 1 << 18
 """Elements handled at a time (1 MiB of float32)."""
@@ -65,16 +69,16 @@ class Tally:
         `sent` is what the client started from; by default the server's values at `held`. Updates that share a
         Selection and come one after another are cheapest.
         """
-        names = self._checked(update, held, weight, client)
+        names = self._checked(update, held, weight, sent, client)
         if weight == 0:
             return
         if isinstance(held, Mask):
             self._add_masked(update, held, weight, sent)
             return
         self._count(update, names)
-        self._weights[held] = self._weights.get(held, 0.0) + weight
         if held != self._open:
             self._close()
+        self._weights[held] = self._weights.get(held, 0.0) + weight
         self._add_selected(update, held, names, weight, sent)
         self._open = held
 
@@ -99,8 +103,12 @@ class Tally:
 
     # -- one update ----------------------------------------------------------------------------------------------
 
-    def _checked(self, update: Tensors, held: Selection | Mask, weight: float, client: object) -> dict[str, str]:
+    def _checked(
+        self, update: Tensors, held: Selection | Mask, weight: float, sent: Tensors | None, client: object
+    ) -> dict[str, str]:
         """Refuse what cannot be added; give the name in the update of every tensor it must hold."""
+        if isinstance(held, Mask):
+            self._check_mask(held, client)
         if not 0 <= weight < float("inf"):
             raise UpdateError(f"client {client!r}: the weight {weight!r} is not a finite number of at least 0.")
         selection = held if isinstance(held, Selection) else Selection()
@@ -111,17 +119,36 @@ class Tally:
             found = "lacks " + some(sorted(missing), 3) if missing else "has the unknown tensors " + some(sorted(unknown), 3)
             raise UpdateError(f"client {client!r}: the update {found}. Send exactly the tensors of its submodel.")
         for name, inner in names.items():
-            expected = self._layout.labels[name].shape(sizes)
-            tensor = update[inner]
-            if tuple(tensor.shape) != expected:
-                raise UpdateError(f"client {client!r}: `{inner}` has shape {tuple(tensor.shape)}; its submodel has {expected}.")
-            if tensor.is_floating_point() != self._server[name].is_floating_point():
-                raise UpdateError(
-                    f"client {client!r}: `{inner}` is {tensor.dtype}; the server's is {self._server[name].dtype}."
-                )
-            if tensor.is_floating_point() and not _is_finite(tensor):
-                raise UpdateError(f"client {client!r}: `{inner}` holds a NaN or an infinity.")
+            self._check_tensor(name, inner, update[inner], self._layout.labels[name].shape(sizes), weight, client)
+            if sent is not None and (inner not in sent or sent[inner].shape != update[inner].shape):
+                raise UpdateError(f"client {client!r}: what was sent to it has no `{inner}` of the shape that came back.")
         return names
+
+    def _check_tensor(
+        self, name: str, inner: str, tensor: Tensor, expected: tuple[int, ...], weight: float, client: object
+    ) -> None:
+        server = self._server[name]
+        if tuple(tensor.shape) != expected:
+            raise UpdateError(f"client {client!r}: `{inner}` has shape {tuple(tensor.shape)}; its submodel has {expected}.")
+        if tensor.is_floating_point() != server.is_floating_point():
+            raise UpdateError(f"client {client!r}: `{inner}` is {tensor.dtype}; the server's is {server.dtype}.")
+        if tensor.is_floating_point():
+            wide = torch.promote_types(server.dtype, torch.float32)
+            largest = _largest(tensor.to(server.dtype), wide)
+            if not isfinite(largest):
+                raise UpdateError(f"client {client!r}: `{inner}` holds a NaN or an infinity.")
+            if largest * max(weight, 1.0) > torch.finfo(wide).max * HEADROOM:
+                raise UpdateError(f"client {client!r}: `{inner}` holds {largest:.1e}, too large to be averaged.")
+
+    def _check_mask(self, mask: Mask, client: object) -> None:
+        for name, kept in mask.kept.items():
+            if name not in self._server:
+                raise UpdateError(f"client {client!r}: the mask names `{name}`, which the model does not have.")
+            if kept.dtype != torch.bool or kept.shape != self._server[name].shape:
+                raise UpdateError(
+                    f"client {client!r}: the mask of `{name}` is {kept.dtype} of shape {tuple(kept.shape)}; it must be bool of "
+                    f"shape {tuple(self._server[name].shape)}."
+                )
 
     def _count(self, update: Tensors, names: Mapping[str, str]) -> None:
         for name, inner in names.items():
@@ -141,13 +168,13 @@ class Tally:
                 continue
             wide = torch.promote_types(server.dtype, torch.float32)
             if sent is None:
-                start = gather(server, plan[name].where, self._memory.take("sent", update[inner].shape, server))
+                start = gather(server, plan[name].where, self._memory.take(("sent", ""), update[inner].shape, server))
             else:
                 start = sent[inner]
-            total = self._memory.take(name, update[inner].shape, server, wide)
+            total = self._memory.take(("open", name), update[inner].shape, server, wide)
             for new, old, part in zip(*map(_pieces, (update[inner], start, total)), strict=True):
                 if held == self._open:
-                    change = torch.sub(new.to(wide), old.to(wide), out=self._memory.take("change", part.shape, total))
+                    change = torch.sub(new.to(wide), old.to(wide), out=self._memory.take(("change", ""), part.shape, total))
                     part.add_(change, alpha=weight)
                 else:
                     torch.sub(new.to(wide), old.to(wide), out=part).mul_(weight)
@@ -163,7 +190,7 @@ class Tally:
             total = self._sum(name)
             covered = held.coverage(self._layout, name).to(total)
             total.add_((update[name].to(total) - start[name].to(total)).mul_(covered), alpha=weight)
-            self._dense[name] = self._dense.get(name, torch.zeros_like(total[..., :0].sum())) + covered * weight
+            self._dense[name] = _added(self._dense.get(name), covered.mul_(weight))
 
     # -- sums and coverage ---------------------------------------------------------------------------------------
 
@@ -176,14 +203,15 @@ class Tally:
             scatter(part, self._sum(name), plan[name].where)
         self._open, self._open_sums = None, {}
         if len(self._weights) >= FOLD:
-            self._dense = {name: self._coverage(name) for name in self._sums}
+            for name in self._sums:
+                self._dense[name] = self._coverage(name)
             self._weights = {}
 
     def _sum(self, name: str) -> Tensor:
         if name not in self._sums:
             server = self._server[name]
             wide = torch.promote_types(server.dtype, torch.float32)
-            self._sums[name] = self._memory.take(f"sum of {name}", server.shape, server, wide).zero_()
+            self._sums[name] = self._memory.take(("sum", name), server.shape, server, wide).zero_()
         return self._sums[name]
 
     def _coverage(self, name: str) -> Tensor:
@@ -198,13 +226,20 @@ class Tally:
         factors = [selection.factors(self._layout, name) for selection in self._weights]
         axes = [torch.stack(rows).to(like) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
         axes = [rows[:, :1] if bool((rows == 1).all()) else rows for rows in axes]
-        weights = torch.tensor(list(self._weights.values())).to(like)[:, None]
-        first, rest = (axes[0] * weights, axes[1:]) if axes else (weights, [])
+        weights = torch.tensor(list(self._weights.values()), dtype=torch.float64).to(like)[:, None]
         columns = torch.ones_like(weights)
-        for rows in rest:
+        for rows in axes[1:]:
             columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
-        product = (first.T @ columns).view([rows.shape[1] for rows in axes])
-        return product if written is None else written + product
+        product = (axes[0] * weights).T @ columns
+        return _added(written, product.view([rows.shape[1] for rows in axes] if like.dim() else []))
+
+
+def _added(total: Tensor | None, more: Tensor) -> Tensor:
+    """The sum of two coverages that may have length 1 along some axes, in the memory of the first where it has room."""
+    if total is None:
+        return more
+    has_room = all(mine >= others for mine, others in zip(total.shape, more.shape, strict=True))
+    return total.add_(more) if has_room else total + more
 
 
 def stepped(server: Tensor, change: Tensor) -> Tensor:
@@ -217,9 +252,9 @@ class _Memory:
     """Named tensors of changing shape in memory that is used again: fresh memory costs a page fault every 4 KiB."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, Tensor] = {}
+        self._blocks: dict[tuple[str, str], Tensor] = {}
 
-    def take(self, name: str, shape: torch.Size, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def take(self, name: tuple[str, str], shape: torch.Size, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or like.dtype
         block = self._blocks.get(name)
         if block is None or block.numel() < shape.numel() or block.dtype != dtype:
@@ -232,8 +267,6 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     return torch.split(tensor.contiguous().view(-1), PIECE) if tensor.dim() else (tensor,)
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether no element is a NaN or an infinity: by the sum, one read, and element by element only where that overflows."""
-    return bool(torch.isfinite(tensor.sum(dtype=torch.float32 if tensor.dtype.itemsize < 4 else None))) or bool(
-        torch.isfinite(tensor).all()
-    )
+def _largest(tensor: Tensor, dtype: torch.dtype) -> float:
+    """The largest magnitude, a NaN if there is one, in one read; 0 for an empty tensor."""
+    return float(torch.linalg.vector_norm(tensor, float("inf"), dtype=dtype)) if tensor.numel() else 0.0

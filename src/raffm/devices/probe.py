@@ -187,6 +187,8 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self, guard: Guard, given: Any) -> None:
         """The run goes into a block: the stretch before it ends here."""
+        if self.current is not None:  # a checkpointed block that the backward pass runs again
+            return
         if self.calls:
             self._close(given)
         else:
@@ -195,8 +197,9 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leave(self, guard: Guard, made: Any) -> None:
         """The run comes out of a block."""
-        self._close(made)
-        self._open(None)
+        if self.current is None:
+            self._close(made)
+            self._open(None)
 
     def _open(self, guard: Guard) -> None:
         self.stretches.append(_Stretch(guard))

@@ -41,13 +41,14 @@ def regress(basis: Basis, measure: Measure, held_out: int = 0, cutoffs: Sequence
     Blocks of one kind share their coefficients, so that one submodel with other sizes in every block says as much as
     many: ViT-base takes two or three. A number of further ones are held out and tell the error.
     """
-    draws = _drawn(basis)
-    rows = basis.rows([basis.layout.sizes_of(selection) for selection in draws])
-    features = basis.features(rows) / basis.features(basis.rows([basis.layout.sizes]))
-    first = measure(draws[0])
+    draws = [{}, *_draws(basis)]
+    full = basis.features(basis.rows([basis.layout.sizes]))
+    features = basis.features(basis.rows([{**basis.layout.sizes, **sizes} for sizes in draws])) / full
+    first = measure(Selection())
     kinds = _kinds(basis, first)
     count = max(_enough(np.stack([features[:, places] for places in kind.places], 1)) for kind in kinds)
-    readings = [first, *(measure(selection) for selection in draws[1 : count + held_out])]
+    chosen = [Ranking().cut(basis.layout, sizes) for sizes in draws[1 : count + held_out]]
+    readings = [first, *map(measure, chosen)]
     values = np.array([[reading.values for reading in every] for every in readings])  # (submodels, stretches, values)
     coefficients = np.zeros((len(basis.terms), *values.shape[1:]))
     error = 0.0
@@ -57,7 +58,7 @@ def regress(basis: Basis, measure: Measure, held_out: int = 0, cutoffs: Sequence
         error = max(error, _error(used[count:] @ solved, values[count:, kind.stretches]))
         for stretch, places in zip(kind.stretches, kind.places, strict=True):
             coefficients[places, stretch] = solved
-    coefficients /= basis.features(basis.rows([basis.layout.sizes]))[0][:, None, None]
+    coefficients /= full[0][:, None, None]
     return Regression(tuple(reading.guard for reading in first), coefficients, error)
 
 
@@ -121,13 +122,12 @@ def _relative(guard: Guard, groups: tuple[str, ...]) -> tuple[str, ...]:
 # -- submodels to measure ------------------------------------------------------------------------------------------
 
 
-def _drawn(basis: Basis) -> list[Selection]:
-    """The full model, then submodels of random sizes; all blocks are kept."""
+def _draws(basis: Basis) -> Iterator[dict[str, int]]:
+    """Random sizes of the groups that vary; all blocks are kept."""
     draw = generator(0, "cost")
-    layout = basis.layout
-    independent = sorted(_independent(layout, basis.varying))
-    sizes = [{name: _size(layout, name, draw) for name in independent} for _ in range(_DRAWS)]
-    return [Selection(), *(Ranking().cut(layout, complete(layout, chosen)) for chosen in sizes)]
+    independent = sorted(_independent(basis.layout, basis.varying))
+    for _ in range(_DRAWS):
+        yield complete(basis.layout, {name: _size(basis.layout, name, draw) for name in independent})
 
 
 def _size(layout: Layout, name: str, draw: torch.Generator) -> int:

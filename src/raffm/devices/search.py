@@ -20,7 +20,7 @@ from raffm.seeds import generator
 
 Levels = NDArray[np.int64]
 
-_EXHAUSTIVE = 1 << 16
+_EXHAUSTIVE = 1 << 18
 _CHUNK, _TRIED = 1 << 12, 1 << 11
 _RANDOM = 1000
 _REFINED = 3

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from raffm.models.label import base_prefix
 from raffm.models.draft.probe import Map, Probe, Vector, is_constant, quotient
 from raffm.models.draft.recognise import Block, Finding, recognised
+from raffm.models.label import base_prefix
 
 
 @dataclass(frozen=True)

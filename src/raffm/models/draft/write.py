@@ -14,9 +14,9 @@ from typing import Any
 
 from raffm.errors import LabelError
 from raffm.models import table as tables
-from raffm.models.label import layout_of
 from raffm.models.draft.outline import Naming, Outline, Stack, is_known, named, outline
 from raffm.models.draft.probe import Map, Probe, Recipe, Vector, probe, quotient, recipe_of
+from raffm.models.label import layout_of
 
 
 def draft(model_or_config: Any) -> str:

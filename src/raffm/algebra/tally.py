@@ -134,7 +134,7 @@ class Tally:
             raise UpdateError(f"client {client!r}: `{inner}` is {tensor.dtype}; the server's is {server.dtype}.")
         if tensor.is_floating_point():
             wide = torch.promote_types(server.dtype, torch.float32)
-            largest = _largest(tensor.to(server.dtype), wide)
+            largest = _largest(tensor.to(server.dtype))
             if not isfinite(largest):
                 raise UpdateError(f"client {client!r}: `{inner}` holds a NaN or an infinity.")
             if largest * max(weight, 1.0) > torch.finfo(wide).max * HEADROOM:
@@ -267,6 +267,9 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     return torch.split(tensor.contiguous().view(-1), PIECE) if tensor.dim() else (tensor,)
 
 
-def _largest(tensor: Tensor, dtype: torch.dtype) -> float:
-    """The largest magnitude, a NaN if there is one, in one read; 0 for an empty tensor."""
-    return float(torch.linalg.vector_norm(tensor, float("inf"), dtype=dtype)) if tensor.numel() else 0.0
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude, a NaN if there is one, in one quick read; 0 for an empty tensor."""
+    if tensor.numel() == 0:
+        return 0.0
+    least, most = torch.aminmax(tensor)
+    return max(-float(least), float(most))

@@ -1,6 +1,6 @@
 """Cut two pretrained models to half, by each metric and by random rankings; no further training.
 
-python -m experiments.salience              # about ten minutes on two cores
+python -m experiments.salience              # about three minutes on two cores
 python -m experiments.salience --test 200   # a quick look
 """
 
@@ -32,7 +32,7 @@ RANDOM = 5
 def main() -> None:
     """Measure, print a table, write `results.json` and the README's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--test", type=int, default=2000, help="test examples of each model (default 2000)")
+    parser.add_argument("--test", type=int, default=1000, help="test examples of each model (default 1000)")
     parser.add_argument("--out", type=Path, default=HERE, help="where results.json and table.md go")
     options = parser.parse_args()
     rows = [row for make in (vit, minilm) for row in measured(make(options.test))]

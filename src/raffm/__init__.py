@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raffm.errors import RaffmError
     from raffm.models.checkpoint import load_submodel, save_submodel
     from raffm.models.draft import draft
+    from raffm.models.inspect import inspect
     from raffm.models.label import layout_of
     from raffm.models.resnet import ResNet, ResNetConfig, recalibrate
     from raffm.models.salience import l1_norm, l2_norm
@@ -36,6 +37,7 @@ _HOMES = {
     "draft": "raffm.models.draft",
     "export_stock": "raffm.models.stock",
     "extract": "raffm.algebra.move",
+    "inspect": "raffm.models.inspect",
     "l1_norm": "raffm.models.salience",
     "l2_norm": "raffm.models.salience",
     "layout_of": "raffm.models.label",
@@ -61,6 +63,7 @@ __all__ = [
     "draft",
     "export_stock",
     "extract",
+    "inspect",
     "l1_norm",
     "l2_norm",
     "layout_of",

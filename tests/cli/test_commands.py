@@ -19,7 +19,7 @@ def test_inspect_shows_groups_sizes_and_what_can_be_cut() -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("ViTForImageClassification (vit), ")
     line = next(line for line in ran.stdout.splitlines() if line.startswith("layers.0.ffn"))
-    assert line.split() == ["layers.0.ffn", "24", "free", "24", "18", "12", "6"]
+    assert line.split() == ["layers.0.ffn", "24", "free", "792", "24", "18", "12", "6"]
     assert "per layers.0.heads" in ran.stdout
 
 

@@ -17,6 +17,7 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract, permute
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
+from raffm.errors import SelectionError
 from raffm.models.checkpoint import load_submodel, save_submodel
 from raffm.models.label import layout_of, named_tensors
 from raffm.models.salience import rank
@@ -237,3 +238,25 @@ def test_heads_of_a_submodel_come_from_one_head_each(tmp_path: Path) -> None:
     assert torch.equal(small.q_proj.weight, weight[[row for head in rows for row in head]])
     assert (small.num_attention_heads, small.head_dim) == (3, 2)
     assert small.scaling == model.vit.layers[1].attention.scaling
+
+
+def test_kept_blocks_are_numbered_anew_in_modules_and_config() -> None:
+    model, layout = built(CASES[1])
+    small = submodel(model, layout, layout.select({"layers": [0, 2]}))
+    assert [layer.attention.self.layer_idx for layer in small.bert.encoder.layer] == [0, 1]
+    assert small.config.num_hidden_layers == 2
+    assert torch.equal(small.bert.encoder.layer[1].output.dense.weight, model.bert.encoder.layer[2].output.dense.weight)
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[3]], ids=lambda case: case.name)
+def test_a_block_with_a_shortcut_cannot_be_dropped(case: Case) -> None:
+    _, layout = built(case)
+    with pytest.raises(SelectionError, match=r"block 0 of `stages.1.blocks` cannot be dropped"):
+        layout.select({"stages.1.blocks": [1, 2]})
+    assert layout.sizes_of(layout.select({"stages.1.blocks": [0, 2]}))["stages.1.blocks"] == 2
+
+
+def test_all_heads_of_a_layer_cannot_be_dropped() -> None:
+    _, layout = built(CASES[0])
+    with pytest.raises(SelectionError, match=r"layers\.1\.heads"):
+        layout.select({"layers.1.heads": []})

@@ -13,30 +13,19 @@ def inspect(
     labels: Annotated[bool, typer.Option(help="Also list the label of every tensor.")] = False,
 ) -> None:
     """Show the groups of a model, how large they are, and what can be cut. Needs no weights."""
-    from raffm.algebra.selection import Selection
     from raffm.cli.show import quiet, rows
-    from raffm.models.label import layout_of, table_of
+    from raffm.models.inspect import inspect as inspected
     from raffm.models.load import model_from
-    from raffm.models.space import default_sizes
 
     quiet()
-    built = model_from(model, device="meta")
-    family = table_of(built, table)
-    layout = layout_of(built, family)
-    sizes = default_sizes(layout, family)
-    total = layout.count(Selection())
-    typer.echo(f"{type(built).__name__} ({family.family}), {total:,} parameters, layout {layout.fingerprint}")
+    found = inspected(model_from(model, device="meta"), table)
+    typer.echo(f"{found.model} ({found.family}), {found.params:,} parameters, layout {found.layout}")
     rows(
-        ["group", "size", "kind", "default sizes"],
+        ["group", "size", "kind", "parameters touched", "default sizes"],
         [
-            [
-                name,
-                str(group.size),
-                "pinned" if group.pinned else "depth" if group.path else f"per {group.base}" if group.base else "free",
-                " ".join(map(str, sizes.get(name, ()))),
-            ]
-            for name, group in layout.groups.items()
+            [row.name, str(row.size), row.kind, f"{row.touched:,}", " ".join(map(str, row.default_sizes))]
+            for row in found.groups
         ],
     )
     if labels:
-        rows(["tensor", "label"], [[name, str(label)] for name, label in layout.labels.items()])
+        rows(["tensor", "label"], [[name, label] for name, label in found.labels.items()])

@@ -51,13 +51,17 @@ def save_submodel(module: nn.Module, folder: str | Path) -> None:
         )
 
 
-def load_submodel(folder: str | Path, table: Table | str | Path | None = None) -> nn.Module:
-    """A submodel that `save_submodel` wrote; `table` where its family is not one that raffm ships."""
+def load_submodel(folder: str | Path, table: Table | str | Path | None = None, model: nn.Module | None = None) -> nn.Module:
+    """A submodel that `save_submodel` wrote.
+
+    `table` is needed where its family is not one that raffm ships, and `model`, a full model with any weights, where
+    its class is neither ours nor transformers'.
+    """
     folder = found(folder)
     about = read_json(folder / "raffm.json")
     if about.get("format") != FORMAT:
         raise CheckpointError(f"{str(folder)!r} has format {about.get('format')!r}; this version of raffm reads {FORMAT}.")
-    model = _on_meta(about["class"], read_json(folder / "config.json"))
+    model = model or _on_meta(about["class"], read_json(folder / "config.json"))
     layout = layout_of(model, table)
     if layout.fingerprint != about["layout"]:
         raise CheckpointError(
@@ -175,7 +179,8 @@ def _refuse_strangers(
 
 
 def _config_dict(module: nn.Module) -> dict[str, Any]:
-    content: dict[str, Any] = module.config.to_dict()  # type: ignore[union-attr, operator]
+    config: Any = getattr(module, "config", None)
+    content: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     return content
 
 

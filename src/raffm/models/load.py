@@ -34,7 +34,9 @@ def from_config(family: str, name: str, content: dict[str, Any]) -> nn.Module:
     kind: Any = getattr(transformers, name, None)
     config_class = getattr(kind, "config_class", None)
     if config_class is None:
-        raise CheckpointError(f"the class {name!r} is no model of transformers'.")
+        raise CheckpointError(
+            f"the class {name!r} is neither ours nor a model of transformers'. Give a full model: `model=...`."
+        )
     model: nn.Module = kind(config_class.from_dict(content))
     return model.eval()
 

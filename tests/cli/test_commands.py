@@ -1,6 +1,7 @@
 """The commands, as a person runs them: in a process of their own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ RAFFM = Path(sys.executable).parent / "raffm"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RAFFM, *words], capture_output=True, text=True, check=False, timeout=120)
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # asking a hub that cannot be reached takes many seconds
+    return subprocess.run([RAFFM, *words], capture_output=True, text=True, check=False, timeout=120, env=offline)
 
 
 def test_inspect_shows_groups_sizes_and_what_can_be_cut() -> None:

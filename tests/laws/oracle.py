@@ -21,7 +21,7 @@ def is_held(element: Sequence[tuple[str, int]], world: World, kept: Kept) -> boo
         indices = kept[group]
         if group in world.bases:
             base = world.bases[group]
-            heads = sorted(kept[base]) if base in kept else list(range(world.sizes[base]))
+            heads = list(kept.get(base, range(world.sizes[base])))
             indices = indices[heads.index(place[base])] if place[base] in heads else []
         if index not in indices:
             return False

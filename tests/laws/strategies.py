@@ -79,13 +79,12 @@ class Unit:
 
 @dataclass
 class World:
-    """A model as plain data. `bases`, `guards` and `sizes` say what raffm should find out by itself."""
+    """A model as plain data. `bases` and `sizes` say what raffm should find out by itself."""
 
     tensors: dict[str, Described] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     bases: dict[str, str] = field(default_factory=dict)
-    guards: dict[str, Guard] = field(default_factory=dict)
     ties: list[tuple[Axis, Axis]] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
     attributes: dict[str, tuple[Axis, int]] = field(default_factory=dict)
@@ -93,10 +92,10 @@ class World:
 
     # -- description ---------------------------------------------------------------------------------------------
 
-    def group(self, name: str, size: int, guard: Guard = None, is_plain: bool = False, **properties: Any) -> str:
+    def group(self, name: str, size: int, is_plain: bool = False, **properties: Any) -> str:
         """Describe a group; `is_plain` says that its base does not hold, because of a tensor that lacks it."""
         self.groups[name] = Group(name, properties.pop("told", 0), **properties)
-        self.sizes[name], self.guards[name] = size, guard
+        self.sizes[name] = size
         if self.groups[name].base is not None and not is_plain:
             self.bases[name] = self.groups[name].base
         return name
@@ -154,13 +153,25 @@ class World:
     def is_alive(self, guard: Guard, kept: Kept) -> bool:
         return guard is None or guard[0] not in kept or guard[1] in kept[guard[0]]
 
+    def guards(self, group: str) -> set[Guard]:
+        """The blocks of all tensors that a group runs along."""
+        return {made.guard for made in self.tensors.values() if any(group in groups_of(axis) for axis in made.axes)}
+
+    def is_left(self, group: str, kept: Kept) -> bool:
+        guards = self.guards(group)
+        return not guards or any(self.is_alive(guard, kept) for guard in guards)
+
     def normal(self, kept: Kept) -> Kept:
         """The cut with sorted indices, without whole groups and without groups of dropped blocks."""
         found = {}
         for name, indices in kept.items():
-            is_whole = len(indices[0] if name in self.bases else indices) == self.sizes[name]
-            if not is_whole and self.is_alive(self.guards[name], kept):
-                found[name] = [sorted(row) for row in indices] if name in self.bases else sorted(indices)
+            if self.size_after(name, kept) == self.sizes[name] or not self.is_left(name, kept):
+                continue
+            if name not in self.bases:
+                found[name] = sorted(indices)
+                continue
+            heads = kept.get(self.bases[name], range(len(indices)))
+            found[name] = [sorted(row) for _, row in sorted(zip(heads, indices, strict=True))]
         return found
 
     def size_after(self, name: str, kept: Kept) -> int:
@@ -170,7 +181,7 @@ class World:
 
     def sizes_after(self, kept: Kept) -> dict[str, int]:
         """The sizes of the groups that are left, by their old names."""
-        return {name: self.size_after(name, kept) for name in self.sizes if self.is_alive(self.guards[name], kept)}
+        return {name: self.size_after(name, kept) for name in self.sizes if self.is_left(name, kept)}
 
     def name_after(self, name: str, kept: Kept) -> str:
         """A tensor's name among the blocks that are left."""
@@ -207,7 +218,7 @@ class World:
             required = tuple(sorted(kept[name]).index(index) for index in old.required) if name in kept else old.required
             base = old.base and group(old.base)
             sub.groups[group(name)] = replace(old, name=group(name), size=size, base=base, required=required)
-            sub.sizes[group(name)], sub.guards[group(name)] = size, guard(self.guards[name])
+            sub.sizes[group(name)] = size
         sub.bases = {group(name): group(base) for name, base in self.bases.items() if name in sizes}
         sub.ties = [
             (renamed_axis(left, group), renamed_axis(right, group))
@@ -229,11 +240,16 @@ class World:
             for index in set(range(self.sizes[depth])) - set(kept[depth])
         }
         for name, (axis, found) in self.attributes.items():
-            if not any(name.startswith(block) for block in blocks):
+            is_left = all(part in sizes or part.startswith("#") for part in groups_of(axis))
+            if is_left and not any(name.startswith(block) for block in blocks):
                 moved = renamed_axis(axis, group)
                 is_place = isinstance(axis, str) and axis.startswith("#")
                 sub.attributes[self.name_after(name, kept)] = (moved, found if is_place else len(elements(moved, sub.sizes)))
-        sub.aliases = {self.name_after(one, kept): self.name_after(other, kept) for one, other in self.aliases.items()}
+        sub.aliases = {
+            self.name_after(alias, kept): self.name_after(name, kept)
+            for alias, name in self.aliases.items()
+            if self.is_alive(self.tensors[name].guard, kept)
+        }
         return sub
 
 
@@ -274,8 +290,8 @@ def _elements(axis: Axis, known: tuple[tuple[str, int], ...]) -> list[tuple[tupl
 
 
 @st.composite
-def worlds(draw: st.DrawFn, scalars: bool = True, scalars_in_blocks: bool = False) -> World:
-    """A random model of a few layers; `scalars` asks for floating-point tensors without axes."""
+def worlds(draw: st.DrawFn) -> World:
+    """A random model of a few layers."""
     world = World()
     flag, size = st.booleans(), st.integers(2, 4)
     world.group("residual", draw(size), approximate="a norm")
@@ -284,28 +300,42 @@ def worlds(draw: st.DrawFn, scalars: bool = True, scalars_in_blocks: bool = Fals
     world.tensor("embed.weight", "vocabulary", "residual")
     if draw(flag):
         world.aliases["head.weight"] = "embed.weight"
-    if scalars:
-        world.tensor("scale")
+    world.tensor("scale")
     if draw(flag):
         _convolutions(draw, world)
     layers = draw(st.integers(1, 3))
     has_depth = draw(flag)
     if has_depth:
-        world.group(
-            "layers", layers, told=layers, path="encoder.layer", required=draw(st.sampled_from([(), (0,), (layers - 1,)]))
-        )
+        required = draw(st.sampled_from([(), (0,), (layers - 1,)]))
+        world.group("layers", layers, told=layers, path="encoder.layer", required=required)
         world.unit(layers=1)
         world.attributes["config.layers"] = ("layers", layers)
+        world.tensor("encoder.layer.norm", "residual")
+    heads = _heads(world, "layers.heads", draw(st.integers(1, 3))) if draw(flag) else None
     for index in range(layers):
         guard = ("layers", index) if has_depth else None
-        _attention(draw, world, index, guard)
+        _attention(draw, world, index, guard, heads)
         _ffn(draw, world, index, guard)
-        if scalars_in_blocks:
-            world.tensor(f"encoder.layer.{index}.gain", guard=guard)
-            world.tensor(f"encoder.layer.{index}.steps", guard=guard, kind="buffer", dtype=torch.int64)
+    if draw(flag):
+        _pair(draw, world, [("layers", index) if has_depth else None for index in range(layers)][-2:])
     if draw(flag):
         _exits(draw, world)
     return world
+
+
+def _heads(world: World, name: str, size: int) -> str:
+    world.group(name, size, told=size)
+    world.unit(**{name: 1})
+    return name
+
+
+def _pair(draw: st.DrawFn, world: World, guards: list[Guard]) -> None:
+    """A group that the last two layers share."""
+    world.group("pair", draw(st.integers(1, 3)))
+    world.unit(pair=1)
+    for place, guard in enumerate(guards):
+        index = place if guard is None else guard[1]
+        world.tensor(f"encoder.layer.{index}.pair", "pair", guard=guard)
 
 
 def _convolutions(draw: st.DrawFn, world: World) -> None:
@@ -321,10 +351,10 @@ def _convolutions(draw: st.DrawFn, world: World) -> None:
     world.tensor("stem.ids", 1, "stem", kind=draw(st.sampled_from(["buffer", "transient"])), dtype=torch.int64)
 
 
-def _attention(draw: st.DrawFn, world: World, index: int, guard: Guard) -> None:
+def _attention(draw: st.DrawFn, world: World, index: int, guard: Guard, shared: str | None) -> None:
     kind = draw(st.sampled_from(["separate", "shared", "gqa", "neox", "rotary"]))
     group, tensor = f"layers.{index}", f"encoder.layer.{index}.attention"
-    base = f"{group}.{'kv' if kind in ('gqa', 'rotary') else 'heads'}"
+    base = shared or _heads(world, f"{group}.heads", draw(st.integers(1, 3)))
     qk, vo, rep, rot = f"{group}.qk", f"{group}.vo", f"{group}.rep", f"{group}.rot"
     fibre = {"base": base} if draw(st.booleans()) else {}
     width, small = draw(st.integers(1, 3)), st.integers(1, 2)
@@ -333,18 +363,15 @@ def _attention(draw: st.DrawFn, world: World, index: int, guard: Guard) -> None:
     def linear(name: str, source: Axis, target: Axis) -> None:
         world.linear(f"{tensor}.{name}", source, target, transposed=transposed, guard=guard)
 
-    heads = draw(st.integers(1, 3))
-    world.group(base, heads, guard)
-    world.unit(**{base: 1})
-    world.attributes[f"{tensor}.heads"] = (base, heads)
+    world.attributes[f"{tensor}.heads"] = (base, world.sizes[base])
     world.attributes[f"{tensor}.place"] = ("#layers", index)
-    world.group(vo, 2 * width if kind == "rotary" else width, guard, **fibre)
+    world.group(vo, 2 * width if kind == "rotary" else width, **fibre)
     if kind in ("gqa", "rotary"):
         repeats = draw(small)
-        world.group(rep, repeats, guard, told=repeats)
+        world.group(rep, repeats, told=repeats)
         world.unit(**{rep: 1})
     if kind == "rotary":
-        world.group(rot, width, guard, is_plain=True, **fibre)
+        world.group(rot, width, is_plain=True, **fibre)
         world.linear(f"{tensor}.q", "residual", ("*", base, rep, 2, rot), guard=guard)
         linear("k", "residual", ("*", base, 2, rot))
         linear("v", "residual", ("*", base, vo))
@@ -353,7 +380,7 @@ def _attention(draw: st.DrawFn, world: World, index: int, guard: Guard) -> None:
         world.ties.append((vo, ("*", 2, rot)))
         world.unit(**{rot: 1, vo: 2})
         return
-    world.group(qk, width, guard, is_plain=kind == "shared", **fibre)
+    world.group(qk, width, is_plain=kind == "shared", **fibre)
     if draw(st.booleans()):
         world.ties.append((vo, qk))
         world.unit(**{qk: 1, vo: 1})
@@ -377,23 +404,33 @@ def _attention(draw: st.DrawFn, world: World, index: int, guard: Guard) -> None:
 
 def _ffn(draw: st.DrawFn, world: World, index: int, guard: Guard) -> None:
     ffn, tensor = f"layers.{index}.ffn", f"encoder.layer.{index}.ffn"
-    world.group(ffn, draw(st.integers(2, 5)), guard, step=draw(st.integers(1, 2)), least=draw(st.integers(1, 2)))
+    width = draw(st.integers(2, 5))
+    world.group(ffn, width, step=draw(st.integers(1, 2)), least=draw(st.integers(1, 2)))
     world.unit(**{ffn: 1})
+    world.attributes[f"config.widths.{index}"] = (ffn, width)
     target = ("+", ffn, ffn) if draw(st.booleans()) else ffn
     world.linear(f"{tensor}.up", "residual", target, guard=guard)
     world.tensor(f"{tensor}.up.bias", target, guard=guard)
     world.linear(f"{tensor}.down", ffn, "residual", transposed=draw(st.booleans()), guard=guard)
     world.tensor(f"{tensor}.mean", ffn, guard=guard, kind="buffer")
+    world.tensor(f"{tensor}.gain", guard=guard)
+    world.tensor(f"{tensor}.batches", guard=guard, kind="buffer", dtype=torch.int64)
+    world.aliases[f"{tensor}.tied"] = f"{tensor}.up"
 
 
 def _exits(draw: st.DrawFn, world: World) -> None:
+    """Exits that have a group of their own, or none."""
     world.group("exits", 2, told=2, path="exits")
     world.unit(exits=1)
     for index in range(2):
-        middle = world.group(f"exits.{index}.middle", draw(st.integers(1, 2)), ("exits", index))
+        guard = ("exits", index)
+        if draw(st.booleans()):
+            world.linear(f"exits.{index}.out", "residual", 3, guard=guard)
+            continue
+        middle = world.group(f"exits.{index}.middle", draw(st.integers(1, 2)))
         world.unit(**{middle: 1})
-        world.linear(f"exits.{index}.fc", "residual", middle, guard=("exits", index))
-        world.linear(f"exits.{index}.out", middle, 3, guard=("exits", index))
+        world.linear(f"exits.{index}.fc", "residual", middle, guard=guard)
+        world.linear(f"exits.{index}.out", middle, 3, guard=guard)
 
 
 # -- random cuts, rankings and clients -----------------------------------------------------------------------------
@@ -424,8 +461,6 @@ def cuts(draw: st.DrawFn, world: World) -> Kept:
         required = list(world.groups[name].required)
         others = [index for index in range(world.sizes[name]) if index not in required]
         kept[name] = required + random.sample(others, counts[name] - len(required))
-        if name in world.bases.values():
-            kept[name].sort()  # the rows of what is fibred over it are in this order
     return kept
 
 

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,12 +29,14 @@ from raffm.algebra.selection import Selection
 # -- layouts -------------------------------------------------------------------------------------------------------
 
 
-@given(worlds(scalars_in_blocks=True))
+@given(worlds())
 def test_a_layout_finds_the_sizes_bases_and_guards_that_its_labels_mean(world: World) -> None:
     layout = world.layout()
     assert layout.sizes == world.sizes
     assert layout.bases == world.bases
-    assert {name: group.guard for name, group in layout.groups.items()} == world.guards
+    for name, group in layout.groups.items():
+        guards = world.guards(name)
+        assert group.guard == (guards.pop() if len(guards) == 1 else None)
     assert set(layout.depths) == {name for name, group in world.groups.items() if group.path}
     assert {name: label.shape(layout.sizes) for name, label in layout.labels.items()} == {
         name: world.shape(name) for name in world.tensors
@@ -69,7 +72,7 @@ def test_coordinates_name_the_index_of_a_group_at_every_position(world: World) -
 # -- extract and put -----------------------------------------------------------------------------------------------
 
 
-@given(worlds(scalars_in_blocks=True), seeds)
+@given(worlds(), seeds)
 def test_extracting_everything_changes_nothing(world: World, seed: int) -> None:
     layout, tensors = world.layout(), world.values(seed)
     whole = extract(tensors, layout, Selection())
@@ -79,7 +82,7 @@ def test_extracting_everything_changes_nothing(world: World, seed: int) -> None:
     assert layout.select({name: size for name, size in world.sizes.items() if not world.groups[name].pinned}) == Selection()
 
 
-@given(st.data(), worlds(scalars_in_blocks=True), seeds)
+@given(st.data(), worlds(), seeds)
 def test_every_tensor_of_a_submodel_equals_the_oracle(data: st.DataObject, world: World, seed: int) -> None:
     layout, tensors = world.layout(), world.values(seed)
     before = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -129,7 +132,7 @@ def test_extracting_some_tensors_gives_those_alone(data: st.DataObject, world: W
         assert torch.equal(into[name], tensor * torch.from_numpy(oracle.coverage(world, name, kept)))
 
 
-@given(st.data(), worlds(scalars_in_blocks=True), seeds)
+@given(st.data(), worlds(), seeds)
 def test_putting_back_restores_the_covered_elements_and_nothing_else(data: st.DataObject, world: World, seed: int) -> None:
     layout, tensors = world.layout(), world.values(seed)
     kept = data.draw(cuts(world))
@@ -204,7 +207,7 @@ def test_slicing_a_fused_tensor_equals_fusing_the_slices(
 # -- compositions --------------------------------------------------------------------------------------------------
 
 
-@given(st.data(), worlds(scalars_in_blocks=True))
+@given(st.data(), worlds())
 def test_the_layout_of_a_submodel_equals_the_one_built_from_its_own_labels(data: st.DataObject, world: World) -> None:
     kept = data.draw(cuts(world))
     layout = world.layout()
@@ -213,7 +216,9 @@ def test_the_layout_of_a_submodel_equals_the_one_built_from_its_own_labels(data:
         name: str(label) for name, label in built.labels.items()
     }
     assert list(cut.labels) == list(built.labels)
-    assert dict(cut.groups) == dict(built.groups)
+    assert {name: replace(group, guard=None) for name, group in cut.groups.items()} == {
+        name: replace(group, guard=None) for name, group in built.groups.items()
+    }
     assert cut.ties == built.ties
     assert cut.attributes == built.attributes
     assert cut.aliases == built.aliases
@@ -232,7 +237,7 @@ def test_the_sizes_of_a_cut_layout_are_the_sizes_of_the_selection(data: st.DataO
     assert renamed == {world.group_after(name, kept): size for name, size in world.sizes_after(kept).items()}
 
 
-@given(st.data(), worlds(scalars_in_blocks=True), seeds)
+@given(st.data(), worlds(), seeds)
 def test_extracting_a_composition_is_the_composition_of_extracts(data: st.DataObject, world: World, seed: int) -> None:
     layout, tensors = world.layout(), world.values(seed)
     first = data.draw(cuts(world))
@@ -336,16 +341,18 @@ def test_coverage_is_what_the_oracle_holds_and_the_outer_product_of_its_factors(
         np.testing.assert_array_equal(outer.reshape(covered.shape), covered.numpy())
 
 
-@given(st.data(), worlds(scalars_in_blocks=True), seeds)
+@given(st.data(), worlds(), seeds)
 def test_the_count_of_a_selection_is_the_number_of_elements_extracted(data: st.DataObject, world: World, seed: int) -> None:
     layout, tensors = world.layout(), world.values(seed)
     selection = layout.select(data.draw(cuts(world)))
+    depths = [indices for name, indices in selection.kept.items() if name in layout.depths]
     for kinds in (("parameter",), ("buffer",), ("transient",), ("parameter", "buffer"), ("buffer", "parameter", "transient")):
         chosen = {name: tensors[name] for name in world.names(*kinds)}
         expected = sum(tensor.numel() for tensor in extract(chosen, layout, selection).values())
         assert set(layout.tensors(*kinds)) == set(chosen)
         assert layout.count(selection, *kinds) == expected
-        assert layout.count_at(layout.sizes_of(selection), *kinds) == expected
+        if all(indices.tolist() == list(range(len(indices))) for indices in depths):
+            assert layout.count_at(layout.sizes_of(selection), *kinds) == expected
     assert layout.count(selection) == layout.count(selection, "parameter")
     cut = layout.cut(selection)
     assert cut.count(Selection()) == layout.count(selection)
@@ -365,7 +372,7 @@ def best(world: World, ranking: Ranking, counts: Mapping[str, int]) -> dict[str,
     for name in sorted(counts, key=lambda name: name in world.bases):
         order = ranking.order[name].tolist() if name in ranking.order else None
         if name in world.bases:
-            heads = sorted(kept.get(world.bases[name], range(world.sizes[world.bases[name]])))
+            heads = kept.get(world.bases[name], range(world.sizes[world.bases[name]]))
             rows = [list(range(world.sizes[name])) if order is None else order[head] for head in heads]
             kept[name] = [row[: counts[name]] for row in rows]
             continue

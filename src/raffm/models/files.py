@@ -82,14 +82,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file that must be there."""
+    """All tensors of a safetensors file that must be there, in memory of their own.
+
+    A view into the file need not be aligned as fresh memory is, and kernels round differently where it is not.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not path.is_file():
         raise CheckpointError(f"{str(path.parent)!r} has no {path.name}.")
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        tensors: dict[str, Tensor] = {name: tensor.clone() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} is damaged or cut short: {error}. Restore it from a copy.") from None
     return tensors

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 settings.register_profile(
     "raffm",
-    max_examples=60,
+    max_examples=50,
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow],

@@ -129,7 +129,7 @@ size = sum(tensor.nbytes for tensor in tensors.values()) / 1024
 print((peaks[1] - peaks[0]) / size)
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(ran.stdout) < 0.25  # of one model; thirty more submodels of half its size would be fifteen models
+    assert float(ran.stdout) < 1  # in models; thirty more submodels of half its size would be fifteen
 
 
 def test_d_ra16_extraction_copies_and_initialises_nothing_twice() -> None:

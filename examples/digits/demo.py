@@ -82,23 +82,26 @@ def main() -> None:
     model = small_vit()
     train(model, images, labels)
 
-    plain, ranked = RaFFM(model), RaFFM(model)
+    plain, ranked, informed = RaFFM(model), RaFFM(model), RaFFM(model)
     ranked.salient_parameter_prioritization()
+    batches = [
+        {"pixel_values": images[start : start + 64], "labels": labels[start : start + 64]} for start in range(0, 512, 64)
+    ]
+    informed.salient_parameter_prioritization("taylor", batches=batches)
     cost = CostModel(model, ranked.layout, ranked.table, free=tuple(ranked.space.sizes))
     table = Table(title="One model, every size (digits, 360 test images, no further training)")
-    for heading in ("share", "parameters", "MFLOPs", "ms", "accuracy", "with SPP"):
+    for heading in ("share", "parameters", "MFLOPs", "ms", "no SPP", "SPP", "SPP (Taylor)"):
         table.add_column(heading, justify="right")
     for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
         budget = int(plain.total_params * share)
-        small, params, config = ranked.fit(max_params=budget)
-        unranked, _ = plain.resource_aware_model(config)
+        small, params, config = informed.fit(max_params=budget)
+        others = [elastic.resource_aware_model(config)[0] for elastic in (plain, ranked)]
         table.add_row(
             f"{share:.0%}",
             f"{params:,}",
             f"{cost.flops(ranked.layout.sizes_of(ranked.select(config))) / 1e6:.2f}",
             f"{latency(small, test_images[:1]):.2f}",
-            f"{accuracy(unranked, test_images, test_labels):.1%}",
-            f"{accuracy(small, test_images, test_labels):.1%}",
+            *(f"{accuracy(each, test_images, test_labels):.1%}" for each in (*others, small)),
         )
     Console().print(table)
 

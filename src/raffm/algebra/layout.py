@@ -205,7 +205,7 @@ class Layout:
         total = 0
         for guard, groups, times in self.terms(*(kinds or ("parameter",))):
             if guard in alive or (guard is not None and guard not in owned and guard[1] < sizes[guard[0]]):
-                total += times * prod(sizes[group] for group in groups)
+                total += times * prod(sizes.get(group, 0) for group in groups)
         return total
 
     def terms(self, *kinds: Kind) -> list[Term]:
@@ -287,7 +287,7 @@ class Layout:
         aliases = {
             self.name_in(selection, alias): self.name_in(selection, name)
             for alias, name in (self.aliases or {}).items()
-            if self.is_held(selection, name)
+            if self.is_held(selection, name) and not self._is_in_dropped_block(selection, alias)
         }
         kinds: dict[str, Kind] = {self.name_in(selection, name): self.kind(name) for name in self.labels_of(selection)}
         return Layout(labels, groups, ties, kept_attributes, aliases, kinds)
@@ -295,18 +295,20 @@ class Layout:
     def attributes_of(self, selection: Selection) -> dict[str, Expression]:
         """The integers that the modules of the submodel store, by their names in the full model."""
         sizes = self.sizes_of(selection)
-        dropped = [
-            f"{depth.path}.{index}."
-            for depth in self.depths.values()
-            if depth.name in selection.kept
-            for index in set(range(depth.size)) - set(selection.kept[depth.name].tolist())
-        ]
         return {
             name: expression
             for name, expression in (self.attributes or {}).items()
-            if not any(name.startswith(prefix) for prefix in dropped)
+            if not self._is_in_dropped_block(selection, name)
             and all(group in sizes or is_place(group) for group in names(expression))
         }
+
+    def _is_in_dropped_block(self, selection: Selection, name: str) -> bool:
+        for depth in self.depths.values():
+            if depth.name in selection.kept and name.startswith(f"{depth.path}."):
+                index = name.removeprefix(f"{depth.path}.").partition(".")[0]
+                if index.isdigit() and int(index) not in selection.kept[depth.name].tolist():
+                    return True
+        return False
 
     def compose(self, outer: Selection, inner: Selection) -> Selection:
         """The Selection of this layout that cuts as `inner` cuts the submodel `outer`."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.axis import Where, positions
-from raffm.algebra.check import refuse_order
 from raffm.algebra.group import Group
 from raffm.algebra.layout import Layout
-from raffm.algebra.ranking import Ranking
+from raffm.algebra.ranking import Ranking, refuse_ranking
 from raffm.algebra.selection import Selection
+from raffm.errors import SelectionError
 
 Tensors = Mapping[str, Tensor]
 
@@ -30,6 +30,8 @@ class Move:
 @lru_cache(maxsize=64)
 def moves(layout: Layout, selection: Selection) -> dict[str, Move]:
     """A Move for every tensor of the submodel, by its name in the full model."""
+    if layout.select(dict(selection.kept)) != selection:
+        raise SelectionError("the Selection was made for another layout.")
     cached: dict[object, Where] = {}
 
     def where(axis: object) -> Where:
@@ -134,10 +136,8 @@ def permute(tensors: Tensors, layout: Layout, ranking: Ranking) -> dict[str, Ten
 
     Depth and pinned groups are left alone: blocks in another order are another model.
     """
+    refuse_ranking(layout, ranking)
     order = {name: indices for name, indices in ranking.order.items() if _is_movable(layout.groups[name])}
-    for name, indices in order.items():
-        base = layout.bases.get(name)
-        refuse_order(layout.groups[name], indices, None if base is None else layout.groups[base].size)
     for name, base in layout.bases.items():
         if name in order and base in order:
             order[name] = order[name][order[base]]

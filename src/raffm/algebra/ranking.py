@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.axis import names
+from raffm.algebra.check import refuse_order
 from raffm.algebra.layout import Layout
 from raffm.algebra.selection import Selection
 from raffm.errors import SelectionError
@@ -38,6 +39,7 @@ class Ranking:
 
     def cut(self, layout: Layout, sizes: Mapping[str, int]) -> Selection:
         """The best `sizes[group]` indices of every group; unnamed groups follow their ties or stay whole."""
+        refuse_ranking(layout, self)
         full = complete(layout, sizes)
         kept: dict[str, Tensor] = {}
         for name in sorted(full, key=lambda name: name in layout.bases):
@@ -54,6 +56,15 @@ class Ranking:
         rows = kept.get(group.base)
         rows = torch.arange(layout.groups[group.base].size) if rows is None else rows
         return torch.arange(count).expand(len(rows), -1) if order is None else order[rows, :count]
+
+
+def refuse_ranking(layout: Layout, ranking: Ranking) -> None:
+    """Refuse a ranking of groups that the layout does not have, or whose orders are no permutations of them."""
+    for name, order in ranking.order.items():
+        if name not in layout.groups:
+            raise SelectionError(f"the ranking orders the group {name!r}, which there is not; `raffm inspect` lists them.")
+        base = layout.bases.get(name)
+        refuse_order(layout.groups[name], order, None if base is None else layout.groups[base].size)
 
 
 def complete(layout: Layout, sizes: Mapping[str, int]) -> dict[str, int]:

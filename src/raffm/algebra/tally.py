@@ -25,7 +25,7 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import Tensors, gather, moves, scatter
 from raffm.algebra.selection import Selection
-from raffm.errors import UpdateError
+from raffm.errors import SelectionError, UpdateError
 
 FOLD = 8
 """Different Selections that are remembered before their coverage is written out."""
@@ -112,8 +112,12 @@ class Tally:
         if not 0 <= weight < float("inf"):
             raise UpdateError(f"client {client!r}: the weight {weight!r} is not a finite number of at least 0.")
         selection = held if isinstance(held, Selection) else Selection()
+        try:
+            plan = moves(self._layout, selection)
+        except SelectionError as error:
+            raise UpdateError(f"client {client!r}: what it held does not fit the model: {error}") from None
         sizes = self._layout.sizes_of(selection)
-        names = {name: move.name for name, move in moves(self._layout, selection).items() if name in self._server}
+        names = {name: move.name for name, move in plan.items() if name in self._server}
         missing, unknown = set(names.values()) - set(update), set(update) - set(names.values())
         if missing or unknown:
             found = "lacks " + some(sorted(missing), 3) if missing else "has the unknown tensors " + some(sorted(unknown), 3)

@@ -61,11 +61,19 @@ class Verification:
 
 def verify(model: nn.Module, table: Table | str | Path | None = None, tolerance: float = 1e-4, seed: int = 0) -> Verification:
     """Prove by running the model that its axis labels are right; the model itself is not changed."""
+    return Verification(tuple(verified_rows(model, table, tolerance, seed)))
+
+
+def verified_rows(
+    model: nn.Module, table: Table | str | Path | None = None, tolerance: float = 1e-4, seed: int = 0
+) -> Iterator[Row]:
+    """The rows of `verify`, each as soon as it is found."""
     trial = _Trial(model, table_of(model, table), seed)
     patterns: dict[str, list[str]] = {}
     for name in trial.layout.free:
         patterns.setdefault(re.sub(r"\.\d+(?=\.)", ".*", name), []).append(name)
-    return Verification(tuple(_row(trial, pattern, groups, tolerance) for pattern, groups in patterns.items()))
+    for pattern, groups in patterns.items():
+        yield _row(trial, pattern, groups, tolerance)
 
 
 class _Trial:

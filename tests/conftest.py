@@ -5,6 +5,7 @@ import os
 import torch
 from hypothesis import HealthCheck, settings
 
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 torch.set_num_threads(1)
 settings.register_profile(
     "raffm",

@@ -1,19 +1,54 @@
-"""The commands, as a person runs them: in a process of their own."""
+"""The commands, as a person runs them: most in this process, to save imports, and some in one of their own."""
 
+import contextlib
+import io
 import json
-import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from raffm.cli.main import main
+
 RAFFM = Path(sys.executable).parent / "raffm"
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # asking a hub that cannot be reached takes many seconds
-    return subprocess.run([RAFFM, *words], capture_output=True, text=True, check=False, timeout=120, env=offline)
+@dataclass(frozen=True)
+class Ran:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking a hub that cannot be reached takes many seconds."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def run(*words: str) -> Ran:
+    out, err = io.StringIO(), io.StringIO()
+    before, sys.argv = sys.argv, ["raffm", *words]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+        code = 0
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    finally:
+        sys.argv = before
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+def test_the_command_runs_in_a_process_of_its_own() -> None:
+    ran = subprocess.run([RAFFM, "inspect", "zamba2:tiny"], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("UnknownFamilyError: no layout for model type 'zamba2'.")
+    assert "Traceback" not in ran.stderr + ran.stdout
 
 
 def test_inspect_shows_groups_sizes_and_what_can_be_cut() -> None:

@@ -5,14 +5,15 @@ The default is the ResNet-18 of the federated literature: 11,173,962 parameters 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from raffm.errors import SpaceError
 
 
 @dataclass
@@ -61,6 +62,7 @@ class ResNet(nn.Module):
         """Build one with random weights."""
         super().__init__()
         self.config = config or ResNetConfig()
+        _refuse(self.config)
         self.group_width = self.config.group_width if self.config.norm == "group" else 1
         width = self.config.widths[0]
         self.stem = _ConvNorm(self.config.channels, width, 3, 1, self.config)
@@ -81,6 +83,14 @@ class ResNet(nn.Module):
         for stage in self.stages:
             hidden = stage(hidden)
         return Logits(self.head(hidden.mean(dim=(2, 3))))
+
+
+def _refuse(config: ResNetConfig) -> None:
+    if len(config.widths) != len(config.depths) or min(*config.widths, *config.depths) < 1:
+        raise SpaceError(f"widths {config.widths} and depths {config.depths} must be as many, and each at least 1.")
+    odd = [width for width in config.widths if width % config.group_width]
+    if config.norm == "group" and odd:
+        raise SpaceError(f"a width of {odd[0]} is no multiple of the {config.group_width} channels in a norm group.")
 
 
 class _ConvNorm(nn.Module):
@@ -116,29 +126,24 @@ def _norm(channels: int, config: ResNetConfig) -> nn.Module:
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Fill the running statistics of every batch norm with those of all batches together, each batch counted alike."""
-    with _collecting(model) as norms, torch.no_grad():
-        for batch in batches:
-            model(batch)
-        for norm in norms:
-            norm.momentum = 0.1
+    """Fill the running statistics of every batch norm with the mean of those of all batches, each counted alike.
 
-
-@contextmanager
-def _collecting(model: nn.Module) -> Iterator[list[nn.BatchNorm2d]]:
-    """Batch norms that average over all batches they see; everything else in evaluation mode."""
+    Everything else runs in evaluation mode; weights do not change.
+    """
     was_training = model.training
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    classes = [type(norm) for norm in norms]
+    before = [(type(norm), norm.momentum) for norm in norms]
     model.eval()
     for norm in norms:
-        norm.__class__ = nn.BatchNorm2d
+        norm.__class__ = nn.BatchNorm2d  # a static one would not look at what it sees
         norm.reset_running_stats()
-        norm.momentum = None
+        norm.momentum = None  # an equal mean over all batches
         norm.train()
     try:
-        yield norms
+        with torch.no_grad():
+            for batch in batches:
+                model(batch)
     finally:
-        for norm, kind in zip(norms, classes, strict=True):
-            norm.__class__ = kind
+        for norm, (kind, momentum) in zip(norms, before, strict=True):
+            norm.__class__, norm.momentum = kind, momentum
         model.train(was_training)

@@ -85,8 +85,9 @@ def _close_gaps(container: nn.Module) -> None:
 def _refresh_attributes(module: nn.Module, layout: Layout, selection: Selection) -> None:
     """Bring every integer that modules store in line with the new shapes."""
     for child in module.modules():
-        if type(child) in _SHAPED:
-            _SHAPED[type(child)](child)
+        kind = next((kind for kind in type(child).__mro__ if kind in _SHAPED), None)
+        if kind is not None:
+            _SHAPED[kind](child)
     sizes = layout.sizes_of(selection)
     for name, expression in layout.attributes_of(selection).items():
         new = layout.name_in(selection, name)

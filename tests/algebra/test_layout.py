@@ -89,6 +89,11 @@ def test_sizes_are_told_by_groups_then_attributes_then_axes() -> None:
     assert not is_place("layers")
 
 
+def test_an_axis_of_one_group_tells_its_size_before_others_do() -> None:
+    found = refusal({"w": "a*b @ 12", "v": "a @ 2"}, Group("b", 3))
+    assert "`w`, axis 0, has length 12, but its label `a*b` gives 6 (a=2, b=3)." in found
+
+
 def test_an_unknown_size_is_found_through_several_axes() -> None:
     layout = small_layout({"x": "a*b*c @ 30", "y": "a*b @ 6", "z": "a @ 2"})
     assert layout.sizes == {"a": 2, "b": 3, "c": 5}
@@ -344,6 +349,8 @@ def test_blocks_without_groups_of_their_own_are_counted() -> None:
     layout = small_layout(labels, Group("exits", 3, path="exits"), Group("classes", 0, pinned=True))
     assert layout.count(Selection()) == 36
     assert layout.count(layout.select({"exits": [0, 2], "residual": 2})) == 12
+    assert layout.count_at({"exits": 2, "residual": 2, "classes": 3}) == 12
+    assert layout.count_at({"exits": 1, "residual": 4, "classes": 3}) == 12
 
 
 def test_counts_from_sizes_leave_out_blocks_whose_shared_groups_are_missing() -> None:
@@ -352,6 +359,11 @@ def test_counts_from_sizes_leave_out_blocks_whose_shared_groups_are_missing() ->
     last = layout.select({"b": [2]})
     assert layout.count(last) == 4
     assert layout.count_at(layout.sizes_of(last)) == 4
+
+
+def test_counts_from_sizes_need_every_size() -> None:
+    with pytest.raises(KeyError):
+        small_layout({"w": "vocab, r @ 5, 4"}).count_at({"r": 4})
 
 
 # -- compositions --------------------------------------------------------------------------------------------------

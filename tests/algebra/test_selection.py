@@ -154,7 +154,7 @@ def test_unequal_heads_are_refused_with_their_counts() -> None:
     assert found.endswith("Cut each head to the same size, or drop whole heads.")
 
 
-@pytest.mark.parametrize("table", [[[0, 1]], [0, 1], [[0, 1]] * 4, [[[0, 1]] * 3]])
+@pytest.mark.parametrize("table", [[[0, 1]], [0, 1], [0, 1, 2], [[0, 1]] * 4, [[[0, 1]] * 3], [[[0, 1]]] * 3])
 def test_a_table_of_the_wrong_shape_is_refused(table: list) -> None:
     found = refusal({"layers.0.qk": table, "layers.0.vo": 2})
     assert "group `layers.0.qk` keeps its own indices in every kept index of `layers.0.h`: 3 rows were expected" in found

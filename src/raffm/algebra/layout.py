@@ -200,13 +200,17 @@ class Layout:
 
         Of blocks without groups of their own, the first are taken as kept.
         """
-        alive = {self.groups[name].guard for name in sizes} | {None}
+        alive = {self.groups[name].guard for name in sizes}
         owned = {group.guard for group in self.groups.values()}
-        total = 0
-        for guard, groups, times in self.terms(*(kinds or ("parameter",))):
-            if guard in alive or (guard is not None and guard not in owned and guard[1] < sizes[guard[0]]):
-                total += times * prod(sizes.get(group, 0) for group in groups)
-        return total
+
+        def is_kept(guard: tuple[str, int] | None, groups: tuple[str, ...]) -> bool:
+            if guard is None:
+                return True
+            is_alive = guard in alive if guard in owned else guard[1] < sizes[guard[0]]
+            return is_alive and all(group in sizes for group in groups)
+
+        kept = [term for term in self.terms(*(kinds or ("parameter",))) if is_kept(*term[:2])]
+        return sum(times * prod(sizes[group] for group in groups) for _, groups, times in kept)
 
     def terms(self, *kinds: Kind) -> list[Term]:
         """The count of all tensors of these kinds as a polynomial: (block, groups to multiply, times) terms."""

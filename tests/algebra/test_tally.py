@@ -88,6 +88,17 @@ def test_a_counter_keeps_its_type() -> None:
     assert (server["flag"].item(), server["flag"].dtype) == (True, torch.bool)
 
 
+def test_a_tensor_may_be_empty() -> None:
+    layout = small_layout({"w": "0, n @ 0, 3", "v": "n @ 3"})
+    server = {"w": torch.zeros(0, 3), "v": torch.zeros(3)}
+    held = layout.select({"n": [0, 2]})
+    tally = Tally(layout, server)
+    tally.add({"w": torch.zeros(0, 2), "v": torch.ones(2)}, held)
+    tally.add({"w": torch.zeros(0, 3), "v": torch.ones(3)}, Mask({}))
+    tally.step()
+    assert (server["w"].shape, server["v"].tolist()) == ((0, 3), [1, 1, 1])
+
+
 def test_transient_tensors_are_no_part_of_an_update() -> None:
     layout = small_layout({"w": "n @ 4", "t": "n @ 4"}, kinds={"t": "transient"})
     server = {"w": torch.zeros(4), "t": torch.zeros(4)}
@@ -144,7 +155,7 @@ def test_many_changes_to_half_precision_do_not_get_lost() -> None:
         half = layout.select({"n": 2}) if number % 2 else Selection()
         tally.add(extract({"w": torch.ones(4, dtype=torch.bfloat16)}, layout, half), half)
     changes = tally.changes()["w"]
-    assert changes.mean.dtype == torch.float32
+    assert changes.mean.dtype == changes.coverage.dtype == torch.float32
     assert changes.mean.tolist() == [1, 1, 1, 1]
     assert changes.coverage.tolist() == [400, 400, 200, 200]
 

@@ -6,6 +6,8 @@ RaffmError                     catch this one to catch them all
 ├── SelectionError             a cut that the layout does not allow
 ├── SpaceError                 an elastic space or a config of sizes that makes no sense
 ├── BudgetError                no submodel is small enough
+├── DataError                  data that are missing, malformed, or too few for the clients
+├── RunError                   a run that makes no sense: an unknown method, fleet or key, or what does not go together
 ├── UpdateError                a client's update was refused; the server did not change
 ├── CheckpointError            files that are missing, damaged, foreign or do not fit
 └── ExportError                the family's own config cannot express this submodel
@@ -34,6 +36,14 @@ class SpaceError(RaffmError):
 
 class BudgetError(RaffmError):
     """No submodel is small enough."""
+
+
+class DataError(RaffmError):
+    """Data that are missing, malformed, or too few for the clients."""
+
+
+class RunError(RaffmError):
+    """A run that makes no sense: an unknown method, fleet or key, or what does not go together."""
 
 
 class UpdateError(RaffmError):

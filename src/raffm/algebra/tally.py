@@ -13,13 +13,14 @@ client, whatever the number of clients. Sums are float32, or wider where the mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
 import torch
 from torch import Tensor
 
+from raffm.algebra.axis import Name
 from raffm.algebra.check import some
 from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
@@ -45,6 +46,14 @@ class Change:
     coverage: Tensor
 
 
+@dataclass(frozen=True)
+class Total:
+    """The weighted sum of changes of one tensor and the weight that covers each element, before they are divided."""
+
+    sum: Tensor
+    coverage: Tensor
+
+
 class Tally:
     """Adds up clients' updates one at a time; `step` moves the server by their mean. May be used round after round."""
 
@@ -59,19 +68,30 @@ class Tally:
         self._memory = _Memory()
         self._open_sums: dict[str, Tensor] = {}
         self._counters: dict[str, Tensor] = {}
+        self._gated: set[str] = set()
 
     @torch.no_grad()
     def add(
-        self, update: Tensors, held: Selection | Mask, weight: float = 1.0, sent: Tensors | None = None, client: object = "?"
+        self,
+        update: Tensors,
+        held: Selection | Mask,
+        weight: float = 1.0,
+        sent: Tensors | None = None,
+        client: object = "?",
+        counted: Tensors | None = None,
     ) -> None:
         """Add one client's tensors, which it held at `held`; a refused update changes nothing.
 
-        `sent` is what the client started from; by default the server's values at `held`. Updates that share a
-        Selection and come one after another are cheapest.
+        `sent` is what the client started from; by default the server's values at `held`. `counted` leaves held indices
+        out of the mean: a bool for every index of a group that is not cut (the classes a client has). Updates that share
+        a Selection and come one after another are cheapest.
         """
         names = self._checked(update, held, weight, sent, client)
+        gates = self._gates(counted or {}, held, client)
         if weight == 0:
             return
+        if gates or self._gated:
+            names = self._add_gated(update, held, names, weight, sent, gates)
         if isinstance(held, Mask):
             self._add_masked(update, held, weight, sent)
             return
@@ -85,21 +105,48 @@ class Tally:
     @torch.no_grad()
     def changes(self) -> dict[str, Change]:
         """The mean change of every tensor that somebody held; read it before the next `add`."""
-        self._close()
         found = {}
-        for name, total in self._sums.items():
-            coverage = self._coverage(name)
-            found[name] = Change(total.div_(coverage.clamp(min=torch.finfo(total.dtype).tiny)), coverage)
-        self._sums, self._dense, self._weights = {}, {}, {}
+        for name, total in self.totals().items():
+            tiny = torch.finfo(total.sum.dtype).tiny
+            found[name] = Change(total.sum.div_(total.coverage.clamp(min=tiny)), total.coverage)
         return found
 
-    def step(self) -> None:
-        """Move the server's tensors by the mean changes, in place, and begin anew."""
+    @torch.no_grad()
+    def step(self, move: Callable[[str, Change], Tensor] | None = None) -> None:
+        """Move the server's tensors, in place, and begin anew: by the mean changes, or by what `move` makes of them.
+
+        An element whose move is 0 keeps its bits.
+        """
         for name, change in self.changes().items():
-            self._server[name].copy_(stepped(self._server[name], change.mean))
-        for name, counter in self._counters.items():
+            self._server[name].copy_(stepped(self._server[name], change.mean if move is None else move(name, change)))
+        for name, counter in self.counters().items():
             self._server[name].copy_(counter)
-        self._counters = {}
+
+    # -- tallies of tallies --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def totals(self) -> dict[str, Total]:
+        """Everything added so far, for another tally to absorb; read it before the next `add`. The tally begins anew."""
+        self._close()
+        found = {name: Total(total, self._coverage(name)) for name, total in self._sums.items()}
+        self._sums, self._dense, self._weights, self._gated = {}, {}, {}, set()
+        return found
+
+    def counters(self) -> dict[str, Tensor]:
+        """The integer buffers as clients reported them; the tally forgets them."""
+        found, self._counters = self._counters, {}
+        return found
+
+    @torch.no_grad()
+    def absorb(self, totals: Mapping[str, Total], counters: Tensors) -> None:
+        """Add what another tally of the same server has summed up."""
+        self._close()
+        self._write_coverage()
+        for name, total in totals.items():
+            self._sum(name).add_(total.sum)
+            self._dense[name] = _added(self._dense.get(name), total.coverage.clone())
+        for name, counter in counters.items():
+            self._counters[name] = torch.maximum(self._counters.get(name, counter), counter)
 
     # -- one update ----------------------------------------------------------------------------------------------
 
@@ -154,6 +201,55 @@ class Tally:
                     f"shape {tuple(self._server[name].shape)}."
                 )
 
+    def _gates(self, counted: Tensors, held: Selection | Mask, client: object) -> dict[str, list[tuple[int, Tensor]]]:
+        """For every tensor that a counted group runs through, its axis and which positions count."""
+        gates: dict[str, list[tuple[int, Tensor]]] = {}
+        for group, indices in counted.items():
+            size = self._layout.sizes.get(group)
+            if indices.dtype != torch.bool or tuple(indices.shape) != (size,):
+                raise UpdateError(
+                    f"client {client!r}: what counts of `{group}` is {indices.dtype} of shape {tuple(indices.shape)}; it must "
+                    f"be a bool for each of its {size} indices."
+                )
+            if isinstance(held, Mask) or group in held.kept:
+                raise UpdateError(f"client {client!r}: `{group}` is cut, so its indices cannot be counted apart.")
+            for name, axis in self._layout.uses(group):
+                if name in self._server and self._layout.labels[name].axes[axis] == Name(group):
+                    gates.setdefault(name, []).append((axis, indices))
+        return gates
+
+    def _add_gated(
+        self,
+        update: Tensors,
+        held: Selection | Mask,
+        names: dict[str, str],
+        weight: float,
+        sent: Tensors | None,
+        gates: Mapping[str, list[tuple[int, Tensor]]],
+    ) -> dict[str, str]:
+        """Add the tensors of which not every index counts, in full; give the names that are left.
+
+        Once a tensor was gated it stays so until the round ends, and its coverage is written out.
+        """
+        assert isinstance(held, Selection)
+        for name in set(gates) - self._gated:
+            self._close()
+            if name in self._sums:
+                self._dense[name] = self._coverage(name)
+            self._gated.add(name)
+        plan = moves(self._layout, held)
+        for name in self._gated & set(names):
+            total, where, inner = self._sum(name), plan[name].where, names[name]
+            start = gather(self._server[name], where) if sent is None else sent[inner]
+            change = (update[inner].to(total.dtype) - start.to(total.dtype)).mul_(weight)
+            covered = held.coverage(self._layout, name).to(total).mul_(weight)
+            for axis, indices in gates.get(name, []):
+                gate = indices.to(total).view([-1 if place == axis else 1 for place in range(total.dim())])
+                change, covered = change * gate, covered * gate
+            scatter(change, total, where)
+            self._dense[name] = _added(self._dense.get(name), covered)
+        return {name: inner for name, inner in names.items() if name not in self._gated}
+
     def _count(self, update: Tensors, names: Mapping[str, str]) -> None:
         for name, inner in names.items():
             server = self._server[name]
@@ -207,9 +303,12 @@ class Tally:
             scatter(part, self._sum(name), plan[name].where)
         self._open, self._open_sums = None, {}
         if len(self._weights) >= FOLD:
-            for name in self._sums:
-                self._dense[name] = self._coverage(name)
-            self._weights = {}
+            self._write_coverage()
+
+    def _write_coverage(self) -> None:
+        for name in self._sums:
+            self._dense[name] = self._coverage(name)
+        self._weights = {}
 
     def _sum(self, name: str) -> Tensor:
         if name not in self._sums:
@@ -224,7 +323,7 @@ class Tally:
         An outer product of the axes for each Selection, all added up by one matrix product.
         """
         written = self._dense.get(name)
-        if not self._weights and written is not None:
+        if written is not None and (not self._weights or name in self._gated):
             return written
         like = self._sum(name)
         factors = [selection.factors(self._layout, name) for selection in self._weights]

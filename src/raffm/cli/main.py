@@ -1,4 +1,7 @@
-"""The command `raffm`: verb, object, few flags. Exit 0; 1 where a claim does not hold; 2 for wrong use."""
+"""The command `raffm`: verb, object, few flags.
+
+Exit 0; 1 where a claim does not hold; 2 for wrong use; 130 after Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 
 import typer
 
-from raffm.cli import inspect, label, verify
+from raffm.cli import evaluate, inspect, label, train, verify
 from raffm.errors import RaffmError
 
 app = typer.Typer(
@@ -18,6 +21,8 @@ app = typer.Typer(
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("label")(label.label)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
 
 
 def main() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from raffm.errors import CheckpointError, UnknownFamilyError
+from raffm.errors import CheckpointError, SpaceError, UnknownFamilyError
 from raffm.models import table as tables
 from raffm.models.resnet import ResNet, ResNetConfig
 
@@ -50,6 +51,82 @@ def model_from(name: str, device: str = "cpu") -> nn.Module:
         if path.is_file():
             return _from_file(path)
         return _from_hub(name)
+
+
+Kind = Literal["image", "text"]
+"""What a classifier looks at."""
+
+_AUTO: Mapping[Kind, str] = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}
+
+
+def trainable(
+    name: str, kind: Kind, classes: int, shape: tuple[int, ...] = (), seed: int = 0, changes: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """A classifier to train.
+
+    `vit-small`, `resnet18` and `family:tiny` are random; a folder or a name on the hub brings its weights. `shape` is
+    that of an image (channels, height, width). `changes` are entries of the model's own config. New heads and random
+    weights follow from the seed.
+    """
+    changes = dict(changes or {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "resnet18":
+            given = {"classes": classes, "channels": shape[0], "image_size": shape[-1], **changes} if shape else changes
+            return _resnet(given)
+        if name == "vit-small":
+            return from_config(
+                "vit", "ViTForImageClassification", {**_small_vit(shape), **_fitting("vit", classes, shape), **changes}
+            )
+        if name.endswith(":tiny"):
+            family = name.removesuffix(":tiny")
+            return tiny(family, seed, **{**_fitting(family, classes, shape), **changes})
+        return _pretrained(name, kind, classes, changes)
+
+
+def _small_vit(shape: tuple[int, ...]) -> dict[str, Any]:
+    """A ViT of 200,000 parameters for small images: 4 x 4 patches, 4 layers of width 64."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    return {**sizes, "patch_size": max(1, shape[-1] // 4) if shape else 4}
+
+
+def _resnet(given: dict[str, Any]) -> nn.Module:
+    unknown = set(given) - set(ResNetConfig.__dataclass_fields__)
+    if unknown:
+        raise SpaceError(f"the ResNet has no setting {min(unknown)!r}; it has {', '.join(ResNetConfig.__dataclass_fields__)}.")
+    lists = {key: tuple(entry) for key, entry in given.items() if isinstance(entry, list | tuple)}
+    return ResNet(ResNetConfig(**{**given, **lists}))
+
+
+def _fitting(family: str, classes: int, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What of a tiny model's config follows from the data."""
+    if family == "raffm_resnet":
+        return {"classes": classes, "channels": shape[0], "image_size": shape[-1]} if shape else {"classes": classes}
+    images = {"image_size": shape[-1], "num_channels": shape[0]} if shape else {}
+    return {"num_labels": classes, **images}
+
+
+def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) -> nn.Module:
+    """The weights of a folder or of a name on the hub, with a head for these classes."""
+    path = Path(name) / "config.json"
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("model_type") == "raffm_resnet":
+        from raffm.models.checkpoint import load_weights
+
+        model = _from_file(path)
+        model.load_state_dict(load_weights(model, path.parent))
+        return model
+    import transformers
+
+    try:
+        loaded: nn.Module = getattr(transformers, _AUTO[kind]).from_pretrained(
+            name, num_labels=classes, ignore_mismatched_sizes=True, trust_remote_code=False, **changes
+        )
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{name!r} is neither vit-small, resnet18, nor `family:tiny` (families: {', '.join(tables.families())}), nor a "
+            f"folder or a name on the hub with a model for {kind}s: {str(error).splitlines()[0]}"
+        ) from None
+    return loaded.float().eval()
 
 
 def config_of_type(name: str) -> Any:

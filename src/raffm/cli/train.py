@@ -1,0 +1,162 @@
+"""`raffm train`: a federated run from flags or from one TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from raffm.report.tracker import TensorBoard
+    from raffm.settings import Settings
+
+
+def train(
+    run: Annotated[Path | None, typer.Argument(help="A TOML file with the settings of the run; flags win over it.")] = None,
+    method: Annotated[str | None, typer.Option(help="fedavg, heterofl, fedrolex, raffm or fiarse.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="vit-small, resnet18, family:tiny, a folder, or a Hugging Face name. [default: vit-small]"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="digits, a set in $RAFFM_DATA, a file, a folder, or a Hugging Face name. [default: digits]"),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="iid, dirichlet-balanced, dirichlet, shards, k-shot or column. [default: iid]")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many clients there are. [default: 30]")] = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="quarters, fifths, a-e, full, a1-b1-e2, or sizes with shares: '1:10, 1/4:30'.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds. [default: 20]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the clients. [default: 0.001]")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of every random choice. [default: 0]")] = None,
+    backend: Annotated[str | None, typer.Option(help="serial, or pooled: worker processes. [default: serial]")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting, as in the file: --set local.epochs=3. May be repeated."),
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where checkpoints, results and the report go.")] = Path("runs/latest"),
+    resume: Annotated[bool, typer.Option(help="Go on from the checkpoint in the folder.")] = False,
+    strict: Annotated[bool, typer.Option(help="Stop where a client's update is refused.")] = False,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the folder.")] = True,
+) -> None:
+    """Train one model across clients of different sizes. Ctrl-C saves the run; --resume goes on with it."""
+    from raffm.cli.show import quiet
+    from raffm.federate import train as trained
+    from raffm.report.watch import Display, Together, Tracked
+    from raffm.settings import plan_of, read_file, read_settings
+
+    quiet()
+    content = read_file(run) if run is not None else {}
+    given = {
+        "method": method,
+        "model.name": model,
+        "data.source": data,
+        "data.split": split,
+        "data.clients": clients,
+        "fleet.tiers": fleet,
+        "rounds": rounds,
+        "local.lr": lr,
+        "seed": seed,
+        "backend.name": backend,
+        "merging.strict": True if strict else None,
+    }
+    settings = read_settings(merged(content, {key: value for key, value in given.items() if value is not None}, set_ or []))
+    plan = plan_of(settings)
+    logs = _logs(folder) if tensorboard else None
+    _introduce(plan, settings)
+    with Display(settings.rounds) as display, _told_when_stopped(folder):
+        watcher = Together([display, *([Tracked(logs)] if logs is not None else [])])
+        found = trained(
+            plan.server,
+            plan.data,
+            method=plan.method,
+            fleet=plan.fleet,
+            rounds=plan.rounds,
+            task=plan.task,
+            local=plan.local,
+            participation=plan.participation,
+            merging=plan.merging,
+            evaluating=plan.evaluating,
+            seed=plan.seed,
+            backend=settings.backend.name,
+            workers=settings.backend.workers or None,
+            folder=folder,
+            save_every=settings.save.every,
+            resume=resume,
+            settings=settings.to_json(),
+            watcher=watcher,
+        )
+    if logs is not None:
+        logs.close()
+    _conclude(found.results, folder)
+
+
+def merged(content: dict[str, Any], flags: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
+    """The settings of a file with those of the command line over them."""
+    import tomllib
+
+    from raffm.errors import RunError
+
+    made = {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in content.items()}
+    for assignment in assignments:
+        key, is_there, text = assignment.partition("=")
+        if not is_there:
+            raise RunError(f"--set takes key=value, as in --set local.epochs=3, but was given {assignment!r}.")
+        try:
+            flags[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            flags[key.strip()] = text.strip()  # a bare word is a text
+    for key, value in flags.items():
+        section, _, name = key.rpartition(".")
+        if section:
+            if not isinstance(made.setdefault(section, {}), dict):
+                made[section] = {"name": made[section]}
+            made[section][name] = value
+        else:
+            made[name] = value
+    return made
+
+
+@contextmanager
+def _told_when_stopped(folder: Path) -> Iterator[None]:
+    from raffm.rounds.loop import Interrupted
+
+    try:
+        yield
+    except Interrupted:
+        typer.echo(f"stopped; the run is saved in {folder}. Go on with the same command and --resume.", err=True)
+        raise typer.Exit(130) from None
+
+
+def _logs(folder: Path) -> TensorBoard | None:
+    from importlib.util import find_spec
+
+    from raffm.report.tracker import TensorBoard
+
+    return TensorBoard(folder / "tensorboard") if find_spec("tensorboard") else None
+
+
+def _introduce(plan: Any, settings: Settings) -> None:
+    dataset = plan.data.dataset
+    typer.echo(
+        f"{plan.method.name}: {type(plan.server.model).__name__} on {dataset.name}, {len(dataset.train):,} examples of "
+        f"{plan.data.clients:,} clients ({settings.data.split}), {plan.participation.count(plan.data.clients)} a round, "
+        f"{plan.rounds} rounds, seed {plan.seed}"
+    )
+
+
+def _conclude(results: Any, folder: Path) -> None:
+    from rich.console import Console
+
+    from raffm.report.tables import as_rich
+
+    console = Console()
+    console.print(as_rich(results, console.width))
+    typer.echo(f"report      {folder / 'report.html'}")
+    typer.echo(f"submodels   {folder / 'submodels'}   (raffm.load_submodel reads each)")

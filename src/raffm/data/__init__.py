@@ -1,0 +1,1 @@
+"""Data: sources, client splits, and batches that are made on the device."""

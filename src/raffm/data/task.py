@@ -1,0 +1,154 @@
+"""What is learnt: how examples become a batch, what the model says to it, its loss and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from raffm.data.examples import Examples
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs by the names of the model's arguments, and labels."""
+
+    inputs: Mapping[str, Tensor]
+    labels: Tensor
+
+
+class Task(Protocol):
+    """Five functions; bring your own for another model, loss or metric. None of them may wait for the device."""
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """An integer table (*shape, k) that says how each example is augmented; k may be 0."""
+        ...
+
+    def batch(self, examples: Examples, picks: Tensor, moves: Tensor | None = None) -> Batch:
+        """The examples at `picks` as the model takes them; `moves` is a row of the table, None for plain ones."""
+        ...
+
+    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
+        """What the model says: a row for every example."""
+        ...
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """A loss for every example; training takes their mean."""
+        ...
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Metrics of some examples, higher is better, the most important first."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageClassification:
+    """Images (uint8, by channel) with one label each.
+
+    `mean` and `std` normalise pixels between 0 and 1, one number a channel. `crop` is the padding of random crops
+    in pixels (0: none), `flip` mirrors half of the images. Both are drawn for training alone.
+    """
+
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    crop: int = 0
+    flip: bool = False
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Where the crop begins, down and right, and whether the image is mirrored."""
+        begins = torch.randint(0, 2 * self.crop + 1, (*shape, 2), generator=generator)
+        flips = torch.randint(0, 2 if self.flip else 1, (*shape, 1), generator=generator)
+        return torch.cat([begins, flips], -1)
+
+    def batch(self, examples: Examples, picks: Tensor, moves: Tensor | None = None) -> Batch:
+        """Normalised pixels, cropped and mirrored as `moves` says."""
+        stored = examples.inputs["pixel_values"]
+        picks = picks.to(stored.device)
+        pixels = stored[picks]
+        if moves is not None and (self.crop or self.flip):
+            pixels = _moved(pixels, moves.to(stored.device), self.crop)
+        mean, std = (torch.tensor(values, device=stored.device).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        return Batch({"pixel_values": (pixels.float() / 255 - mean) / std}, examples.labels[picks])
+
+    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The logits."""
+        return logits_of(module, batch)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return functional.cross_entropy(outputs, labels, reduction="none")
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Accuracy, macro and weighted F1."""
+        return classification_metrics(outputs, labels)
+
+
+@dataclass(frozen=True)
+class TextClassification:
+    """Token ids with one label each. Batches are as long as their longest text, rounded up to `multiple` tokens."""
+
+    multiple: int = 8
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Texts are not augmented."""
+        return torch.zeros((*shape, 0), dtype=torch.int64)
+
+    def batch(self, examples: Examples, picks: Tensor, moves: Tensor | None = None) -> Batch:
+        """Ids and their attention mask, cut to the longest text of the batch.
+
+        Lengths stay on the CPU, so that reading one does not wait for the device.
+        """
+        lengths = examples.inputs["lengths"][picks.to(examples.inputs["lengths"].device)]
+        stored = examples.inputs["input_ids"]
+        longest = min(-(-int(lengths.max()) // self.multiple) * self.multiple, stored.shape[1])
+        picks = picks.to(stored.device)
+        ids = stored[picks, :longest].long()
+        mask = torch.arange(longest, device=stored.device) < lengths.to(stored.device)[:, None]
+        return Batch({"input_ids": ids, "attention_mask": mask.long()}, examples.labels[picks])
+
+    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The logits."""
+        return logits_of(module, batch)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return functional.cross_entropy(outputs, labels, reduction="none")
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Accuracy, macro and weighted F1."""
+        return classification_metrics(outputs, labels)
+
+
+def logits_of(module: nn.Module, batch: Batch) -> Tensor:
+    """The logits that a model gives to a batch, by the name Hugging Face models use."""
+    output: Any = module(**batch.inputs)
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits
+
+
+def classification_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy, macro and weighted F1; classes that neither occur nor are predicted do not count."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    truth, found = labels.cpu().numpy(), outputs.argmax(1).cpu().numpy()
+    _, _, by_class, support = precision_recall_fscore_support(truth, found, zero_division=0.0)
+    return {
+        "accuracy": float((truth == found).mean()),
+        "f1_macro": float(by_class.mean()),
+        "f1_weighted": float((by_class * support).sum() / support.sum()),
+    }
+
+
+def _moved(pixels: Tensor, moves: Tensor, crop: int) -> Tensor:
+    """Images cropped out of a zero border and mirrored, each as its row (down, right, mirror) says."""
+    count, _, height, width = pixels.shape
+    padded = functional.pad(pixels, (crop, crop, crop, crop))
+    rows = moves[:, 0, None] + torch.arange(height, device=pixels.device)  # (batch, height)
+    columns = moves[:, 1, None] + torch.arange(width, device=pixels.device)  # (batch, width)
+    columns = torch.where(moves[:, 2, None] == 1, columns.flip(1), columns)
+    images = torch.arange(count, device=pixels.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[images, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -1,0 +1,145 @@
+"""A federated run in a few lines: `train`, and what it gives back.
+
+result = train(model, data, method="raffm", fleet="1, 1/2, 1/4", rounds=20)
+print(result)
+small = result.submodel(1 / 4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from raffm.data.examples import Federation
+from raffm.data.task import ImageClassification, Task, TextClassification
+from raffm.devices.fleet import Fleet, fleet_of
+from raffm.errors import RunError
+from raffm.methods import method_of
+from raffm.methods.method import Method
+from raffm.models.checkpoint import save_submodel
+from raffm.models.labelled import Labelled
+from raffm.report.folder import write_results
+from raffm.report.tables import as_markdown
+from raffm.rounds.backend import Backend, Serial
+from raffm.rounds.evaluate import entries_of
+from raffm.rounds.local import Local
+from raffm.rounds.loop import Keeping, Watcher
+from raffm.rounds.loop import train as run
+from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
+from raffm.rounds.predict import Job, served
+from raffm.rounds.results import Results
+from raffm.rounds.workshop import Workshop
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a run gives: its results, and the trained model, from which submodels can be taken."""
+
+    results: Results
+    plan: Plan
+
+    def __str__(self) -> str:
+        return as_markdown(self.results)
+
+    @property
+    def model(self) -> nn.Module:
+        """The server's model."""
+        return self.plan.server.model
+
+    def submodel(self, size: float, view: str = "") -> nn.Module:
+        """The submodel that the method serves to a device of a size: a module of its own, ready to run or to save.
+
+        `view` picks one of several ways of serving it ("prefix" for FedRolex); by default the first.
+        """
+        ways = self.plan.method.serve(self.plan.server, self.plan.rounds, size)
+        chosen = [way for way in ways if not view or way.view == view]
+        if not chosen:
+            raise RunError(f"{self.plan.method.name} serves nothing of size {size!r}" + (f" as {view!r}." if view else "."))
+        return served(self.plan, Workshop(self.plan), Job(chosen[0].shares[0], self.plan.rounds))
+
+    def save(self, folder: str | Path) -> dict[str, Path]:
+        """Write every served submodel into a folder of its own; `load_submodel` reads them. Gives the folders by size."""
+        saved = {}
+        for entry in entries_of(self.plan, self.plan.rounds):
+            if len(entry.served.shares) == 1:
+                saved[entry.name] = Path(folder) / entry.name.replace("/", "_").replace(" ", "-")
+                save_submodel(self.submodel(entry.size, entry.served.view), saved[entry.name])
+        return saved
+
+
+def train(
+    model: nn.Module | Labelled,
+    data: Federation,
+    *,
+    method: str | Method = "raffm",
+    fleet: str | Fleet = "quarters",
+    rounds: int = 10,
+    task: Task | None = None,
+    local: Local | None = None,
+    participation: Participation | None = None,
+    merging: Merging | None = None,
+    evaluating: Evaluating | None = None,
+    seed: int = 0,
+    backend: str = "serial",
+    workers: int | None = None,
+    folder: str | Path | None = None,
+    save_every: int = 1,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Trained:
+    """Train a model across clients of different sizes. The model is trained in place.
+
+    `backend` is "serial" (the reference) or "pooled" (worker processes on the CPU). With a `folder` the run is saved
+    there every `save_every` rounds, resumed with `resume`, and leaves its results, plots, report and submodels there.
+    """
+    plan = Plan(
+        server=model if isinstance(model, Labelled) else Labelled.of(model),
+        method=method_of(method) if isinstance(method, str) else method,
+        task=task or task_for(data),
+        data=data,
+        fleet=fleet_of(fleet) if isinstance(fleet, str) else fleet,
+        rounds=rounds,
+        seed=seed,
+        local=local or Local(),
+        participation=participation or Participation(),
+        merging=merging or Merging(),
+        evaluating=evaluating or Evaluating(),
+    )
+    keeping = Keeping(None if folder is None else Path(folder) / "checkpoint", save_every, resume)
+    made = backend_of(backend, plan, workers)
+    try:
+        results = run(plan, made, keeping, dict(settings or {}), watcher)
+    finally:
+        made.close()
+    trained = Trained(results, plan)
+    if folder is not None:
+        trained.save(Path(folder) / "submodels")
+        write_results(results, Path(folder))
+    return trained
+
+
+def backend_of(name: str, plan: Plan, workers: int | None = None) -> Backend:
+    """A backend by its name."""
+    if name == "serial":
+        return Serial(plan)
+    if name == "pooled":
+        from raffm.simulate.pooled import Pooled
+
+        return Pooled(plan, workers)
+    raise RunError(f"there is no backend {name!r}. The backends are: serial, pooled.")
+
+
+def task_for(data: Federation) -> Task:
+    """The task that fits the inputs of a data set: images or texts with one label each."""
+    inputs = data.dataset.train.inputs
+    if "pixel_values" in inputs:
+        channels = inputs["pixel_values"].shape[1]
+        return ImageClassification((0.5,) * channels, (0.5,) * channels)
+    if "input_ids" in inputs:
+        return TextClassification()
+    raise RunError(f"the inputs {', '.join(inputs)} fit no task of ours. Give one of your own: `task=...`.")

@@ -1,0 +1,30 @@
+"""Methods: one file each, four functions, picked by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from raffm.errors import RunError
+from raffm.methods.fedavg import FedAvg
+from raffm.methods.fedrolex import FedRolex
+from raffm.methods.fiarse import Fiarse
+from raffm.methods.heterofl import HeteroFL
+from raffm.methods.method import Method
+from raffm.methods.raffm import RaFFM
+
+METHODS: Mapping[str, type[Any]] = {kind.name: kind for kind in (FedAvg, FedRolex, Fiarse, HeteroFL, RaFFM)}
+
+
+def method_of(name: str, **switches: Any) -> Method:
+    """A method by its name, with its switches; names and switches that do not exist are refused."""
+    if name not in METHODS:
+        raise RunError(f"there is no method {name!r}. The methods are: {', '.join(METHODS)}.")
+    known = [entry.name for entry in fields(METHODS[name])]
+    for switch in switches:
+        if switch not in known:
+            has = f"has {', '.join(known)}" if known else "has none"
+            raise RunError(f"{name} has no switch {switch!r}; it {has}.")
+    method: Method = METHODS[name](**switches)
+    return method

@@ -1,0 +1,91 @@
+"""FedRolex: HeteroFL's widths as windows that roll on by one index a round, so that every index is trained in turn.
+
+Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022.
+`docs/methods/fedrolex.md` says where we differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from raffm.algebra.layout import Layout
+from raffm.algebra.ranking import Ranking
+from raffm.algebra.tally import Tally
+from raffm.errors import RunError
+from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update
+from raffm.methods.widths import (
+    learn_widths,
+    merge_by_class,
+    ratio_of,
+    refuse_classless,
+    refuse_uncuttable,
+    width_groups,
+    width_sizes,
+)
+from raffm.models.labelled import Labelled
+
+
+@dataclass(frozen=True)
+class FedRolex:
+    """Rolling windows over every width; inside every head, and the same one along a residual stream.
+
+    `scaler` and `masked_loss` as in HeteroFL. `windows` is how many windows, evenly spaced, the served submodels are
+    averaged over.
+    """
+
+    name: ClassVar[str] = "fedrolex"
+    scaler: bool = True
+    masked_loss: bool = True
+    windows: int = 4
+
+    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+        """It needs widths, and classes to mask."""
+        if self.windows < 1:
+            raise RunError(f"fedrolex is served over windows = {self.windows!r}; there must be at least 1.")
+        refuse_uncuttable(server, self.name)
+        if self.masked_loss:
+            refuse_classless(server, self.name)
+
+    def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
+        """The round's window of every width; windows of one round are nested by size."""
+        shares = {size: self._window(server, round, size) for size in {device.size for device in devices}}
+        return [shares[device.size] for device in devices]
+
+    def _window(self, server: Labelled, begin: int, size: float) -> Share:
+        ratio = ratio_of(size)
+        ranking = rolled(server.layout, begin)
+        return Share(ranking.cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
+
+    def held(self, server: Labelled, share: Share) -> Held:
+        """The selected indices."""
+        return share.selection
+
+    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
+        """With scaler and masked loss."""
+        return learn_widths(server, share, client, self.scaler, self.masked_loss)
+
+    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
+        """The counted mean, by class in the head."""
+        merge_by_class(tally, update, self.masked_loss)
+
+    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+        """The prefix, and the mean over windows: no window was trained more than another."""
+        longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
+        begins = [place * longest // self.windows for place in range(self.windows)]
+        windows = tuple(self._window(server, begin, size) for begin in begins)
+        return [Served(windows[:1])] if size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
+
+
+def rolled(layout: Layout, begin: int) -> Ranking:
+    """Every width in the order `begin, begin + 1, ...`, modulo its size; inside every head alike."""
+    order = {}
+    for name in width_groups(layout):
+        size = layout.groups[name].size
+        indices = (torch.arange(size) + begin) % size
+        base = layout.bases.get(name)
+        order[name] = indices if base is None else indices.expand(layout.groups[base].size, -1)
+    return Ranking(order)

@@ -1,0 +1,68 @@
+"""HeteroFL: a device of size g trains the first sqrt(g) of every width.
+
+Diao, Ding and Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous
+Clients", ICLR 2021. `docs/methods/heterofl.md` says where we differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raffm.algebra.ranking import Ranking
+from raffm.algebra.tally import Tally
+from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update
+from raffm.methods.widths import (
+    learn_widths,
+    merge_by_class,
+    ratio_of,
+    refuse_classless,
+    refuse_uncuttable,
+    width_sizes,
+)
+from raffm.models.labelled import Labelled
+
+
+@dataclass(frozen=True)
+class HeteroFL:
+    """Static prefixes of every width.
+
+    `scaler` divides what a cut map gives by the width's ratio, in training. `masked_loss` leaves the classes that a
+    client does not have out of its loss, and their rows of the head out of the mean.
+    """
+
+    name: ClassVar[str] = "heterofl"
+    scaler: bool = True
+    masked_loss: bool = True
+
+    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+        """It needs widths, and classes to mask."""
+        refuse_uncuttable(server, self.name)
+        if self.masked_loss:
+            refuse_classless(server, self.name)
+
+    def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
+        """The prefix of every width, by the device's size."""
+        shares = {size: self._prefix(server, size) for size in {device.size for device in devices}}
+        return [shares[device.size] for device in devices]
+
+    def _prefix(self, server: Labelled, size: float) -> Share:
+        ratio = ratio_of(size)
+        return Share(Ranking().cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
+
+    def held(self, server: Labelled, share: Share) -> Held:
+        """The selected indices."""
+        return share.selection
+
+    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
+        """With scaler and masked loss."""
+        return learn_widths(server, share, client, self.scaler, self.masked_loss)
+
+    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
+        """The counted mean, by class in the head."""
+        merge_by_class(tally, update, self.masked_loss)
+
+    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+        """The same prefix."""
+        return [Served((self._prefix(server, size),))]

@@ -1,0 +1,143 @@
+"""What a method is: which part a client gets, how it trains, how updates join, which submodel a device is served.
+
+    choose    (server, round, devices)   a Share for every device of the round
+    learn     (server, share, client)    what happens in a client's steps; the backend owns the loop
+    merge     (tally, server, update)    how one client's update is counted
+    serve     (server, round, size)      the submodels that a device of a size receives afterwards
+
+A method is a frozen dataclass whose fields are its switches. It keeps no state: what it decides follows from the
+server's model, the round and the seed, so a run can be stopped and resumed anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from raffm.algebra.mask import Mask
+from raffm.algebra.selection import Selection
+from raffm.algebra.tally import Tally
+from raffm.data.task import Batch, Task
+from raffm.devices.budget import Budget
+from raffm.models.labelled import Labelled
+
+Held = Selection | Mask
+Step = Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A client of this round as `choose` sees it. `size` is the part of the full model's parameters it can hold."""
+
+    client: int
+    size: float
+    place: int = 0
+    """Its place among the clients of the round."""
+    budget: Budget | None = None
+    """Its limits, where the fleet states more than a size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What a device is given, in plain values: the indices it holds, and numbers that its method needs."""
+
+    selection: Selection = field(default_factory=Selection)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Share) and self.selection == other.selection and self.numbers == other.numbers
+
+    def __hash__(self) -> int:
+        return hash((self.selection, tuple(sorted(self.numbers.items()))))
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """What a method may know about a client's data while it trains: which classes occur in them."""
+
+    task: Task
+    present: Tensor
+    """A bool for every class."""
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a client sends back: its tensors, and what it was given."""
+
+    client: int
+    share: Share
+    tensors: Mapping[str, Tensor]
+    weight: float
+    present: Tensor
+
+
+@dataclass(frozen=True)
+class Served:
+    """Submodels for one size; of several (windows), their scores are averaged. `view` names the way of cutting."""
+
+    shares: tuple[Share, ...]
+    view: str = ""
+
+
+def nothing(module: nn.Module) -> None:
+    """Leave the module as it is."""
+
+
+@dataclass(frozen=True)
+class Learn:
+    """What a method does in a client's training. None of these may wait for the device.
+
+    `prepare` runs once before the steps, `finish` once after them; the module belongs to the backend and is used again.
+    """
+
+    loss: Callable[[nn.Module, Batch], Tensor]
+    prepare: Step = nothing
+    after_backward: Step = nothing
+    after_step: Step = nothing
+    finish: Step = nothing
+
+
+class Method(Protocol):
+    """See the head of this file."""
+
+    @property
+    def name(self) -> str:
+        """The name by which users pick the method."""
+        ...
+
+    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+        """Raise a RunError that says why where the method makes no sense for this model or these sizes."""
+        ...
+
+    def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
+        """A Share for every device of the round."""
+        ...
+
+    def held(self, server: Labelled, share: Share) -> Held:
+        """The elements of the server's model that a Share stands for."""
+        ...
+
+    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
+        """How a client trains its share."""
+        ...
+
+    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
+        """Add one client's update to the round's tally."""
+        ...
+
+    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+        """What a device of a size receives after a round: one entry for every way of serving it."""
+        ...
+
+
+def plain_loss(task: Task) -> Callable[[nn.Module, Batch], Tensor]:
+    """The mean of the task's losses."""
+    return lambda module, batch: task.losses(task.forward(module, batch), batch.labels).mean()
+
+
+def counted_mean(tally: Tally, update: Update, held: Held) -> None:
+    """The rule of all methods: every element moves by the weighted mean of those who held it."""
+    tally.add(update.tensors, held, update.weight, client=update.client)

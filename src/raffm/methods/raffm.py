@@ -1,0 +1,173 @@
+"""RaFFM: submodels that keep the most salient parameters, of sizes fitted to each device's budget.
+
+Yu et al., "Bridging the Gap Between Foundation Models and Heterogeneous Federated Learning", arXiv 2310.00247.
+`docs/methods/raffm.md` says where we differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, sqrt
+from typing import ClassVar, Literal
+
+from raffm.algebra.axis import names
+from raffm.algebra.ranking import Ranking
+from raffm.algebra.selection import Selection
+from raffm.algebra.tally import Tally
+from raffm.devices.budget import Budget
+from raffm.devices.cost import CostModel
+from raffm.devices.fit import fit
+from raffm.errors import BudgetError, RunError
+from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
+from raffm.methods.widths import width_groups
+from raffm.models.labelled import Labelled
+from raffm.models.salience import METRICS, rank
+from raffm.models.space import Space, read_space
+from raffm.seeds import generator
+
+Sizes = dict[str, int]
+
+NARROWER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0625)
+"""Ratios to which all widths shrink, one after another, while the space has nothing small enough for a budget."""
+
+
+@dataclass(frozen=True)
+class RaFFM:
+    """Salient parameter prioritization, and elastic submodels.
+
+    `metric` ranks the indices of every group anew each round (None: no prioritization, prefixes). `sizes` says how
+    large a client's submodel is: "fitted" to its budget, or the published "sandwich", which ignores the device: the
+    first client of a round trains the full model, the second the smallest, all others a random one. `space` holds the
+    sizes to choose from (by default: eighths of FFN and head dimensions, of inner channels in a ResNet).
+    """
+
+    name: ClassVar[str] = "raffm"
+    metric: str | None = "l1_norm"
+    sizes: Literal["fitted", "sandwich"] = "fitted"
+    space: Mapping[str, Sequence[int]] | None = field(default=None, hash=False)
+
+    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+        """It needs a known metric, and submodels that fit the smallest device."""
+        if self.metric is not None and self.metric not in METRICS:
+            raise RunError(f"raffm ranks by {', '.join(METRICS)} while it trains, not by {self.metric!r}.")
+        if self.sizes not in ("fitted", "sandwich"):
+            raise RunError(f"raffm's sizes are 'fitted' or 'sandwich', not {self.sizes!r}.")
+        if self.sizes == "fitted":
+            for size in sizes:
+                self._shapes.fitted(server, Device(-1, size))
+
+    def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
+        """The round's ranking, cut to every device's sizes."""
+        ranking = self._ranking(server)
+        if self.sizes == "fitted":
+            shapes = [self._shapes.fitted(server, device) for device in devices]
+        else:
+            shapes = [self._layer_of_sandwich(server, round, device, seed) for device in devices]
+        cuts = {json.dumps(shape, sort_keys=True): shape for shape in shapes}
+        shares = {key: Share(ranking.cut(server.layout, shape)) for key, shape in cuts.items()}
+        return [shares[json.dumps(shape, sort_keys=True)] for shape in shapes]
+
+    def _ranking(self, server: Labelled) -> Ranking:
+        return Ranking() if self.metric is None else rank(server.model, server.layout, self.metric)
+
+    def _layer_of_sandwich(self, server: Labelled, round: int, device: Device, seed: int) -> Sizes:
+        space = self._shapes.space(server)
+        if device.place == 0:
+            return {}
+        return space.smallest() if device.place == 1 else space.draw(generator(seed, "sandwich", round, device.client))
+
+    @cached_property
+    def _shapes(self) -> _Shapes:
+        return _Shapes(self.space)
+
+    def held(self, server: Labelled, share: Share) -> Held:
+        """The selected indices."""
+        return share.selection
+
+    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
+        """By the task's own loss."""
+        return Learn(plain_loss(client.task))
+
+    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
+        """The counted mean; the published one divides by the number of clients, which shrinks what few hold."""
+        counted_mean(tally, update, update.share.selection)
+
+    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+        """The current ranking, cut to the sizes that fit."""
+        shape = self._shapes.fitted(server, Device(-1, size))
+        return [Served((Share(self._ranking(server).cut(server.layout, shape)),))]
+
+
+class _Shapes:
+    """Sizes that fit budgets, computed once: they follow from the layout alone."""
+
+    def __init__(self, given: Mapping[str, Sequence[int]] | None) -> None:
+        self._given = given
+        self._spaces: dict[str, Space] = {}
+        self._fitted: dict[tuple[str, Budget], Sizes] = {}
+        self._costs: dict[str, CostModel] = {}
+
+    def space(self, server: Labelled) -> Space:
+        """The sizes to choose from."""
+        key = server.layout.fingerprint
+        if key not in self._spaces:
+            self._spaces[key] = read_space(server.layout, server.table, self._given or _eighths(server))
+        return self._spaces[key]
+
+    def fitted(self, server: Labelled, device: Device) -> Sizes:
+        """The sizes for a device: whole where everything fits."""
+        budget = device.budget or Budget(max_params=max(1, int(device.size * server.layout.count(Selection()))))
+        if device.budget is None and device.size == 1:
+            return {}
+        key = server.layout.fingerprint, budget
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(server, budget)
+        return self._fitted[key]
+
+    def _fit(self, server: Labelled, budget: Budget) -> Sizes:
+        """Fit inside the space; where it has nothing small enough, all other widths shrink together first."""
+        space = self.space(server)
+        others = [name for name in width_groups(server.layout) if name not in space.sizes and name not in _followers(server)]
+        refused: BudgetError | None = None
+        for ratio in NARROWER if self._given is None else NARROWER[:1]:
+            levels: dict[str, Sequence[int]] = dict(space.sizes)
+            levels.update({name: [_narrowed(server, name, ratio)] for name in others if ratio < 1})
+            try:
+                return fit(server.layout, self._cost(server, (*space.sizes, *others)), budget, levels, _shares(server, levels))
+            except BudgetError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _cost(self, server: Labelled, free: tuple[str, ...]) -> CostModel:
+        key = server.layout.fingerprint
+        if key not in self._costs:
+            self._costs[key] = CostModel(server.model, server.layout, server.table, free=free)
+        return self._costs[key]
+
+
+def _eighths(server: Labelled) -> dict[str, list[int]]:
+    """Eighths of what the family's table cuts by default, without whole heads."""
+    heads = set(server.layout.bases.values())
+    groups = read_space(server.layout, server.table, None).sizes
+    return {name: sorted({_narrowed(server, name, place / 8) for place in range(1, 9)}) for name in groups if name not in heads}
+
+
+def _narrowed(server: Labelled, name: str, ratio: float) -> int:
+    group = server.layout.groups[name]
+    size = max(group.least, ceil(group.size * ratio - 1e-9))
+    return min(group.size, -(-size // group.step) * group.step)
+
+
+def _followers(server: Labelled) -> set[str]:
+    """Groups whose size a count tie gives."""
+    return {name for tie in server.layout.ties for name in names(tie.left)}
+
+
+def _shares(server: Labelled, levels: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
+    """What the first n indices of a group count: the square root of their share, so that no group is emptied for another."""
+    sizes = {name: server.layout.groups[name].size for name in levels}
+    return {name: [sqrt(count / size) for count in range(size + 1)] for name, size in sizes.items()}

@@ -1,0 +1,116 @@
+"""What HeteroFL and FedRolex share: uniform widths, the scaler, the masked loss, and classes counted by their owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, sqrt
+
+import torch
+from torch import Tensor, nn
+
+from raffm.algebra.axis import names
+from raffm.algebra.layout import Layout
+from raffm.algebra.selection import Selection
+from raffm.algebra.tally import Tally
+from raffm.data.task import Batch, Task
+from raffm.errors import RunError
+from raffm.methods.method import Client, Learn, Share, Update, plain_loss
+from raffm.models.labelled import Labelled
+
+CLASSES = "classes"
+"""The group that a family's table calls the classes of its head."""
+
+
+def ratio_of(size: float) -> float:
+    """The width that makes a model of dense layers a given part of its parameters: they grow with its square."""
+    return sqrt(size)
+
+
+def width_groups(layout: Layout) -> tuple[str, ...]:
+    """The groups that are widths: all that can be cut, but neither blocks nor heads, whose number never changes."""
+    heads = set(layout.bases.values())
+    return tuple(group for group in layout.free if group not in layout.depths and group not in heads)
+
+
+def width_sizes(layout: Layout, ratio: float) -> dict[str, int]:
+    """`ceil(n * ratio)` of every width, rounded up to the group's step."""
+    sizes = {}
+    for name in width_groups(layout):
+        group = layout.groups[name]
+        size = max(group.least, ceil(group.size * ratio - 1e-9))
+        sizes[name] = min(group.size, -(-size // group.step) * group.step)
+    return sizes
+
+
+def refuse_uncuttable(server: Labelled, method: str) -> None:
+    """A model needs at least one width."""
+    if not width_groups(server.layout):
+        raise RunError(f"{method} cuts widths, but {type(server.model).__name__} has none that can be cut.")
+
+
+def refuse_classless(server: Labelled, method: str) -> None:
+    """The masked loss needs a head with classes."""
+    if not server.layout.uses(CLASSES):
+        raise RunError(
+            f"{method} masks the classes that a client does not have, but the layout of {type(server.model).__name__} has no "
+            f"group `{CLASSES}`. Name the rows of its head so in its table, or set masked_loss = false."
+        )
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+def learn_widths(server: Labelled, share: Share, client: Client, scaler: bool, masked_loss: bool) -> Learn:
+    """Training with HeteroFL's two additions, each by switch."""
+    loss = masked(client.task, client.present) if masked_loss else plain_loss(client.task)
+    ratio = share.numbers["ratio"]
+    if not scaler or ratio == 1:
+        return Learn(loss)
+    hooks: list[torch.utils.hooks.RemovableHandle] = []
+    scaled = scaled_modules(server.layout, share.selection)
+
+    def prepare(module: nn.Module) -> None:
+        hooks.extend(module.get_submodule(name).register_forward_hook(_divided_by(ratio)) for name in scaled)
+
+    def finish(module: nn.Module) -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return Learn(loss, prepare, finish=finish)
+
+
+def scaled_modules(layout: Layout, selection: Selection) -> list[str]:
+    """The linear maps, by their names in the submodel, that read a cut group; the head is none of them.
+
+    A map that reads everything (the first convolution, the patches) sums over as many inputs as in the full model.
+    """
+    cut = set(selection.kept)
+    found = []
+    for name, label in layout.labels_of(selection).items():
+        if label.source is None or label.target is None:
+            continue
+        is_head = all(layout.groups[group].pinned for group in names(label.axes[label.target]))
+        if not is_head and cut & set(names(label.axes[label.source])):
+            found.append(layout.name_in(selection, name).rpartition(".")[0])
+    return found
+
+
+def _divided_by(ratio: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    return lambda module, _, output: output / ratio if module.training else output
+
+
+def masked(task: Task, present: Tensor) -> Callable[[nn.Module, Batch], Tensor]:
+    """The task's loss over the classes that the client has; the others get no probability and no gradient."""
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        outputs = task.forward(module, batch)
+        outputs = outputs.masked_fill(~present.to(outputs.device), float("-inf"))
+        return task.losses(outputs, batch.labels).mean()
+
+    return loss
+
+
+def merge_by_class(tally: Tally, update: Update, masked_loss: bool) -> None:
+    """The counted mean; rows of the head enter for a client's own classes alone, as it trained no others."""
+    counted: Mapping[str, Tensor] = {CLASSES: update.present} if masked_loss else {}
+    tally.add(update.tensors, update.share.selection, update.weight, client=update.client, counted=counted)

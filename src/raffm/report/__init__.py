@@ -1,0 +1,1 @@
+"""Reports: TensorBoard, tables, plots, one HTML page."""

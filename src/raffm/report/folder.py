@@ -1,0 +1,66 @@
+"""The files of a run's results. A program that is killed on the way leaves each file old or new, never half written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from raffm.errors import CheckpointError
+from raffm.models.files import read_json
+from raffm.report import plots, tables
+from raffm.report.html import as_html
+from raffm.rounds.results import FORMAT, Results, from_json
+
+RESULTS = "results.json"
+
+
+def write_results(results: Results, folder: str | Path) -> None:
+    """Write results.json, metrics.csv, metrics.md, report.html, and, where matplotlib is installed, plots."""
+    folder = Path(folder)
+    _write(folder / RESULTS, _json(results))
+    _write(folder / "metrics.csv", tables.as_csv(results).encode())
+    _write(folder / "metrics.md", tables.as_markdown(results).encode())
+    drawings = _draw(results, folder / "plots") if plots.is_available() else None
+    _write(folder / "report.html", as_html(results, drawings).encode())
+
+
+def read_results(folder: str | Path) -> Results:
+    """The results that `write_results` left in a folder."""
+    path = Path(folder) / RESULTS
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise CheckpointError(f"{str(path)!r} has format {content.get('format')!r}; this raffm reads format {FORMAT}.")
+    try:
+        return from_json(content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{str(path)!r} is damaged: {error!r}. Restore it from a copy, or run again.") from None
+
+
+def _json(results: Results) -> bytes:
+    """The results in the order they came, so that settings read as their author wrote them."""
+    return (json.dumps(results.to_json(), indent=1, default=str, allow_nan=False) + "\n").encode()
+
+
+def _draw(results: Results, folder: Path) -> Mapping[str, str]:
+    """Write all plots, and give the SVG of each by its name."""
+    drawings = {}
+    for name, draw in plots.FIGURES.items():
+        figure = draw(results)
+        vector = plots.rendered(figure, "svg")
+        _write(folder / f"{name}.png", plots.rendered(figure, "png"))
+        _write(folder / f"{name}.svg", vector)
+        drawings[name] = vector.decode()
+    return drawings
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)

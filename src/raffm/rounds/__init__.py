@@ -1,0 +1,1 @@
+"""Rounds: plan, train, tally, evaluate, save. The tiny federated library, torch only."""

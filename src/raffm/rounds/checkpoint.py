@@ -1,0 +1,101 @@
+"""A run on disk, written whole or not at all: the server's tensors, its optimizer's memory, and what was found so far."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffm.errors import CheckpointError
+from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
+from raffm.rounds.results import Results, from_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a checkpoint holds. `round` is the next one to run."""
+
+    round: int
+    results: Results
+    server: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+
+def save(folder: Path, saved: Saved, identity: str) -> None:
+    """Write a checkpoint; if that fails, the one before survives."""
+    try:
+        with written_whole(folder) as fresh:
+            write_tensors(fresh / "server.safetensors", saved.server)
+            write_tensors(fresh / "optimizer.safetensors", saved.optimizer)
+            write_json(fresh / "results.json", saved.results.to_json())
+            write_json(fresh / "run.json", {"format": FORMAT, "identity": identity, "round": saved.round})
+    except Exception as error:  # a full disk shows as OSError or as an error of safetensors' own
+        if isinstance(error, OSError) or "SafetensorError" in type(error).__name__:
+            raise CheckpointError(
+                f"the checkpoint {str(folder)!r} could not be written: {error}. The one before it is unharmed; make room and "
+                "resume."
+            ) from None
+        raise
+
+
+def load(folder: Path, identity: str | None) -> Saved:
+    """Read a checkpoint; one of another run, or a damaged one, is refused. Without an identity any run will do."""
+    folder = found(folder)
+    about = read_json(folder / "run.json")
+    if about.get("format") != FORMAT:
+        raise CheckpointError(f"{str(folder)!r} has format {about.get('format')!r}; this version of raffm reads {FORMAT}.")
+    if identity is not None and about.get("identity") != identity:
+        raise CheckpointError(
+            f"{str(folder)!r} belongs to another run: its settings, model, data or version differ from these. Resume with what "
+            "it was started with, or choose another folder."
+        )
+    try:
+        results = from_json(read_json(folder / "results.json"))
+        next_round = int(about["round"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{str(folder)!r} is damaged: {error!r}. Restore it from a copy.") from None
+    server, optimizer = (read_tensors(folder / f"{name}.safetensors") for name in ("server", "optimizer"))
+    return Saved(next_round, results, server, optimizer)
+
+
+@torch.no_grad()
+def restore(saved: Saved, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Put a checkpoint's weights into the server's tensors; ones that do not fit are refused, and nothing changes."""
+    for name, tensor in saved.server.items():
+        if name not in tensors or tensors[name].shape != tensor.shape or tensors[name].dtype != tensor.dtype:
+            raise CheckpointError(f"{str(folder)!r} holds another model: `{name}` does not fit.")
+    for name, tensor in saved.server.items():
+        tensors[name].copy_(tensor)
+
+
+def exists(folder: Path) -> bool:
+    """Whether there is a checkpoint to resume from."""
+    try:
+        return (found(folder) / "run.json").is_file()
+    except CheckpointError:
+        return False
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed save left beside a checkpoint."""
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def digest(tensors: Mapping[str, Tensor], *about: Any) -> str:
+    """A fingerprint of tensors and of what else makes a run what it is."""
+    content = hashlib.sha256()
+    for name, tensor in tensors.items():
+        content.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        content.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    for entry in about:
+        content.update(str(entry).encode())
+    return content.hexdigest()

@@ -1,0 +1,86 @@
+"""What a share truly costs: parameters, bytes on the wire, FLOPs, and by the virtual clock, seconds."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from raffm.algebra.mask import Mask
+from raffm.algebra.selection import Selection
+from raffm.devices.fleet import Tier
+from raffm.methods.method import Held, Share
+from raffm.models.surgery import skeleton
+from raffm.rounds.plan import Plan
+
+BACKWARD = 2
+"""A backward pass takes twice the work of the forward one."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one share: parameters held, bytes to send to a client and back, FLOPs of one example's forward pass."""
+
+    params: int
+    bytes_down: int
+    bytes_up: int
+    flops: int
+
+    def seconds(self, tier: Tier, examples: int) -> float:
+        """Virtual seconds that a device needs to receive, train on so many examples, and send."""
+        work = self.flops * (1 + BACKWARD) * examples
+        return work / tier.speed + (self.bytes_down + self.bytes_up) / tier.bandwidth
+
+
+class Costs:
+    """The cost of every share of a run; equal shapes are looked at once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._known: dict[object, Cost] = {}
+
+    def of(self, share: Share) -> Cost:
+        """What a share costs."""
+        server = self._plan.server
+        held = self._plan.method.held(server, share)
+        key = tuple(sorted(server.layout.sizes_of(share.selection).items())) if isinstance(held, Selection) else _kept(held)
+        if key not in self._known:
+            self._known[key] = self._cost(share, held)
+        return self._known[key]
+
+    def _cost(self, share: Share, held: Held) -> Cost:
+        layout, tensors = self._plan.server.layout, self._plan.server.tensors
+        flops = self._flops(share.selection)
+        if isinstance(held, Mask):
+            kept = {name: int(mask.sum()) for name, mask in held.kept.items()}
+            sent = {name: kept.get(name, tensors[name].numel()) for name in layout.tensors("parameter", "buffer")}
+            values = sum(count * tensors[name].element_size() for name, count in sent.items())
+            return Cost(sum(sent[name] for name in layout.tensors("parameter")), values + coded_bytes(held), values, flops)
+        sizes = layout.sizes_of(share.selection)
+        labels = layout.labels_of(share.selection)
+        travelling = [name for name in layout.tensors("parameter", "buffer") if name in labels]
+        values = sum(int(np.prod(labels[name].shape(sizes))) * tensors[name].element_size() for name in travelling)
+        return Cost(layout.count(share.selection), values, values, flops)
+
+    def _flops(self, selection: Selection) -> int:
+        """Counted on a skeleton with a batch of one: shapes are followed, nothing is computed."""
+        plan = self._plan
+        module = skeleton(plan.server.model, plan.server.layout, selection).eval()
+        batch = plan.task.batch(plan.data.dataset.test, torch.zeros(1, dtype=torch.int64))
+        hollow = type(batch)({name: tensor.to("meta") for name, tensor in batch.inputs.items()}, batch.labels.to("meta"))
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            plan.task.forward(module, hollow)
+        return int(counter.get_total_flops())
+
+
+def _kept(mask: Mask) -> object:
+    return tuple(int(kept.sum()) for kept in mask.kept.values())
+
+
+def coded_bytes(mask: Mask) -> int:
+    """The bytes that say which elements are kept: a packed bit each, compressed."""
+    bits = [np.packbits(kept.cpu().numpy().reshape(-1)).tobytes() for kept in mask.kept.values()]
+    return min(sum(map(len, bits)), len(zlib.compress(b"".join(bits), 1)))

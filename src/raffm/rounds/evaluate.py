@@ -1,0 +1,106 @@
+"""Every size on the global test set and on every client's own test examples. The test set never chooses anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from raffm.algebra.selection import Selection
+from raffm.data.examples import Examples
+from raffm.devices.fleet import size_name
+from raffm.methods.method import Served
+from raffm.rounds.backend import Backend
+from raffm.rounds.costs import Costs
+from raffm.rounds.plan import Plan
+from raffm.rounds.predict import Job
+from raffm.rounds.results import Evaluation, Metrics, Scores, Size
+
+ClientScores = dict[str, list[float | None]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of an evaluation: a size, one way of serving it."""
+
+    name: str
+    size: float
+    served: Served
+
+
+def entries_of(plan: Plan, round: int) -> list[Entry]:
+    """All sizes, each in every way that the method serves it."""
+    found = []
+    for size in plan.served_sizes:
+        for served in plan.method.serve(plan.server, round, size):
+            found.append(Entry(f"{size_name(size)} {served.view}".strip(), size, served))
+    return found
+
+
+def sizes_of(plan: Plan, costs: Costs) -> tuple[Size, ...]:
+    """What every served submodel truly costs."""
+    whole = plan.server.layout.count(Selection())
+    found = []
+    for entry in entries_of(plan, 0):
+        cost = costs.of(entry.served.shares[0])
+        fraction = cost.params / whole
+        found.append(
+            Size(entry.name, entry.size, entry.served.view, cost.params, fraction, cost.bytes_down, cost.bytes_up, cost.flops)
+        )
+    return tuple(found)
+
+
+def evaluate(plan: Plan, backend: Backend, round: int) -> tuple[Evaluation, ClientScores]:
+    """The scores of all sizes after a round, and the main metric of every client."""
+    entries = entries_of(plan, round)
+    jobs = [Job(share, round) for entry in entries for share in entry.served.shares]
+    outputs = iter(backend.predict(jobs))
+    scores, by_client = {}, {}
+    for entry in entries:
+        several = [next(outputs) for _ in entry.served.shares]
+        scores[entry.name], by_client[entry.name] = _scores(plan, several)
+    return Evaluation(round, scores), by_client
+
+
+def _scores(plan: Plan, several: Sequence[Sequence[Tensor]]) -> tuple[Scores, list[float | None]]:
+    """Scores from the outputs of one or more submodels, whose metrics are averaged."""
+    dataset = plan.data.dataset
+    test = mean_metrics([_measured(plan, outputs[0], dataset.test) for outputs in several])
+    validation: Metrics = {}
+    if dataset.validation is not None:
+        validation = mean_metrics([_measured(plan, outputs[1], dataset.validation) for outputs in several])
+    each = _by_client(plan, [outputs[0] for outputs in several])
+    known = [metrics for metrics in each if metrics is not None]
+    main = next(iter(test))
+    listed = [None if metrics is None else metrics[main] for metrics in each]
+    return Scores(test, validation, mean_metrics(known), _worst_decile(known, main)), listed
+
+
+def _measured(plan: Plan, outputs: Tensor, examples: Examples) -> Metrics:
+    labels = examples.labels.cpu()
+    return {**plan.task.metrics(outputs, labels), "loss": float(plan.task.losses(outputs, labels).mean())}
+
+
+def _by_client(plan: Plan, several: Sequence[Tensor]) -> list[Metrics | None]:
+    """The metrics of every client on its own test examples; None for a client that has none."""
+    test = plan.data.dataset.test
+    found: list[Metrics | None] = []
+    for client in range(plan.data.clients):
+        own = torch.from_numpy(plan.data.split.test[client])
+        part = Examples({}, test.labels.cpu()[own])
+        found.append(mean_metrics([_measured(plan, outputs[own], part) for outputs in several]) if len(own) else None)
+    return found
+
+
+def mean_metrics(several: Sequence[Metrics]) -> Metrics:
+    """The mean of every metric."""
+    return {name: fmean(metrics[name] for metrics in several) for name in several[0]} if several else {}
+
+
+def _worst_decile(several: Sequence[Metrics], main: str) -> Metrics:
+    """The mean metrics of the tenth of the clients, at least one, that score worst by the main metric."""
+    worst = sorted(several, key=lambda metrics: metrics[main])[: max(1, len(several) // 10)]
+    return mean_metrics(worst)

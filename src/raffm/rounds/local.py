@@ -1,0 +1,108 @@
+"""How a client trains: its optimizer, its rate, its order of examples. One loop, run by every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from raffm.data.examples import Examples, Integers
+from raffm.data.task import Batch, Task
+from raffm.errors import RunError
+from raffm.methods.method import Learn
+from raffm.seeds import generator
+
+
+@dataclass(frozen=True)
+class Local:
+    """Settings of local training.
+
+    A client makes `steps` steps, or, where that is 0, as many as `epochs` over its own examples take. `schedule` goes
+    from step to step: "constant", or "linear" down to 0. The rate of a round is `lr * decay ** (round // decay_every)`,
+    or falls by `decay` at each of the `milestones`. `clip` bounds the norm of the gradient (0: no bound).
+    """
+
+    optimizer: Literal["sgd", "adamw"] = "adamw"
+    lr: float = 1e-3
+    batch: int = 20
+    epochs: float = 1
+    steps: int = 0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float = 0.0
+    schedule: Literal["constant", "linear"] = "constant"
+    decay: float = 1.0
+    decay_every: int = 1
+    milestones: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "batch", "decay", "decay_every"):
+            if not getattr(self, name) > 0:
+                raise RunError(f"local {name} must be above 0, but is {getattr(self, name)!r}.")
+        if self.optimizer not in ("sgd", "adamw"):
+            raise RunError(f"there is no local optimizer {self.optimizer!r}; there are sgd and adamw.")
+        if self.schedule not in ("constant", "linear"):
+            raise RunError(f"there is no schedule {self.schedule!r}; there are constant and linear.")
+        if self.steps < 0 or (not self.steps and not self.epochs > 0):
+            raise RunError("a client needs steps or epochs above 0.")
+
+    def steps_of(self, examples: int) -> int:
+        """How many steps a client with so many examples makes."""
+        return self.steps or max(1, -(-int(self.epochs * examples) // self.batch))
+
+    def rate(self, round: int, step: int, steps: int) -> float:
+        """The learning rate of one step."""
+        fallen = sum(round >= milestone for milestone in self.milestones) if self.milestones else round // self.decay_every
+        start = self.lr * self.decay**fallen
+        return start * (1 - step / steps) if self.schedule == "linear" else start
+
+    def build(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
+        """A fresh optimizer: nothing is carried from one round to the next."""
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, rate, betas=self.betas, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+def order_of(examples: Integers, local: Local, seed: int, round: int, client: int) -> Tensor:
+    """The table (steps, batch) of examples that a client sees: one shuffle after another, every batch full."""
+    draw = generator(seed, "order", round, client)
+    needed = local.steps_of(len(examples)) * local.batch
+    shuffles = [torch.randperm(len(examples), generator=draw) for _ in range(-(-needed // len(examples)))]
+    return torch.from_numpy(examples)[torch.cat(shuffles)[:needed]].view(-1, local.batch)
+
+
+def batches_of(task: Task, examples: Examples, order: Tensor, seed: int, round: int, client: int) -> Iterator[Batch]:
+    """A client's batches, made on the device from tables that were drawn on the CPU."""
+    moves = task.draw(tuple(order.shape), generator(seed, "augment", round, client))
+    for picks, moved in zip(order, moves, strict=True):
+        yield task.batch(examples, picks, moved)
+
+
+def train(
+    module: nn.Module, learn: Learn, local: Local, batches: Iterable[Batch], round: int, steps: int, tick: Callable[[], None]
+) -> Tensor:
+    """Train a module in place; give the mean loss of its steps, still on the device."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = local.build(parameters, local.rate(round, 0, steps))
+    total = torch.zeros((), device=parameters[0].device)
+    module.train()
+    learn.prepare(module)
+    for step, batch in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = local.rate(round, step, steps)
+        loss = learn.loss(module, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        learn.after_backward(module)
+        if local.clip:
+            nn.utils.clip_grad_norm_(parameters, local.clip)
+        optimizer.step()
+        learn.after_step(module)
+        total += loss.detach()
+        tick()
+    learn.finish(module)
+    optimizer.zero_grad()
+    return total / steps

@@ -1,0 +1,272 @@
+"""The rounds of a run. `train` is the whole of it: choose, train, tally, step, evaluate, save."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from raffm.algebra.selection import Selection
+from raffm.algebra.tally import Tally
+from raffm.errors import CheckpointError, UpdateError
+from raffm.rounds import checkpoint
+from raffm.rounds.backend import Backend
+from raffm.rounds.costs import Costs
+from raffm.rounds.evaluate import evaluate, sizes_of
+from raffm.rounds.optimize import ServerOptimizer
+from raffm.rounds.plan import Cohort, Order, Plan
+from raffm.rounds.results import Evaluation, Results, Round
+from raffm.rounds.workshop import Outcome
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was stopped by hand; its checkpoint is written."""
+
+
+class Watcher(Protocol):
+    """Whoever looks on: a progress display, a tracker."""
+
+    def client(self, round: int, done: int, of: int) -> None:
+        """A client of a round has ended."""
+        ...
+
+    def round(self, entry: Round, evaluation: Evaluation | None, results: Results) -> None:
+        """A round has ended."""
+        ...
+
+
+class Nobody:
+    """Nobody looks on."""
+
+    def client(self, round: int, done: int, of: int) -> None:
+        """Nothing."""
+
+    def round(self, entry: Round, evaluation: Evaluation | None, results: Results) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where and how often a run is saved; without a folder it is not. With `resume` it goes on from what is there."""
+
+    folder: Path | None = None
+    every: int = 1
+    resume: bool = False
+
+
+def train(
+    plan: Plan,
+    backend: Backend,
+    keeping: Keeping = Keeping(),  # noqa: B008 (frozen)
+    settings: dict[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Results:
+    """Run a plan to its end; the server's model is trained in place."""
+    run = _Run(plan, backend, keeping, settings or {}, watcher or Nobody())
+    begin = run.begin()
+    with interruptible() as tick:
+        for round in range(begin, plan.rounds):
+            cohort = plan.cohort(round)
+            orders, late = run.in_time(round, plan.orders(round, cohort.present))
+            try:
+                outcomes = backend.train(orders, run.tally, run.counting(round, len(orders)), tick)
+            except Interrupted:
+                run.save(round)
+                raise
+            run.refuse(outcomes)
+            run.tally.step(run.optimizer.move)
+            run.note(round, cohort, orders, late, outcomes)
+            if (round + 1) % keeping.every == 0 or round + 1 == plan.rounds:
+                run.save(round + 1)
+    return run.results
+
+
+@dataclass
+class _Run:
+    """What changes during a run."""
+
+    plan: Plan
+    backend: Backend
+    keeping: Keeping
+    settings: dict[str, Any]
+    watcher: Watcher
+    tally: Tally = field(init=False)
+    optimizer: ServerOptimizer = field(init=False)
+    costs: Costs = field(init=False)
+    results: Results = field(init=False)
+    identity: str = field(init=False)
+
+    def begin(self) -> int:
+        """Set everything up, from the checkpoint where the run is resumed; give the first round to run."""
+        server = self.plan.server
+        self.tally = Tally(server.layout, server.tensors)
+        self.optimizer = ServerOptimizer(server.layout, self.plan.merging)
+        self.costs = Costs(self.plan)
+        self.results = _blank(self.plan, self.costs, self.settings)
+        if self.keeping.folder is None:
+            return 0
+        self.identity = _identity(self.plan, self.settings)
+        checkpoint.sweep(self.keeping.folder)
+        if not checkpoint.exists(self.keeping.folder):
+            return 0
+        if not self.keeping.resume:
+            raise CheckpointError(
+                f"{str(self.keeping.folder)!r} holds a run already. Resume it (--resume), or choose another folder."
+            )
+        return self._resumed(self.keeping.folder)
+
+    def _resumed(self, folder: Path) -> int:
+        saved = checkpoint.load(folder, self.identity)
+        checkpoint.restore(saved, self.plan.server.tensors, folder)
+        self.optimizer.restore(saved.optimizer)
+        self.results = saved.results
+        return saved.round
+
+    def in_time(self, round: int, orders: Sequence[Order]) -> tuple[list[Order], list[Order]]:
+        """Those that will answer before the deadline, and those that will not."""
+        deadline = self.plan.participation.deadline
+        is_late = [bool(deadline) and self._seconds(order) > deadline for order in orders]
+        on_time = [order for order, late in zip(orders, is_late, strict=True) if not late]
+        return on_time, [order for order, late in zip(orders, is_late, strict=True) if late]
+
+    def _seconds(self, order: Order) -> float:
+        tier = self.plan.tier_of(order.client, order.round)
+        return self.costs.of(order.share).seconds(tier, self._examples(order))
+
+    def _examples(self, order: Order) -> int:
+        own = len(self.plan.data.split.train[order.client])
+        return self.plan.local.steps_of(own) * self.plan.local.batch
+
+    def counting(self, round: int, of: int) -> Callable[[Outcome], None]:
+        """Tell the watcher how many clients are done."""
+        done: list[Outcome] = []
+
+        def count(outcome: Outcome) -> None:
+            done.append(outcome)
+            self.watcher.client(round, len(done), of)
+
+        return count
+
+    def refuse(self, outcomes: Sequence[Outcome]) -> None:
+        """With `strict`, a refused update ends the run, and the server stays as it was."""
+        for outcome in outcomes:
+            if outcome.refused and self.plan.merging.strict:
+                raise UpdateError(outcome.refused)
+
+    def note(
+        self, round: int, cohort: Cohort, orders: Sequence[Order], late: Sequence[Order], outcomes: Sequence[Outcome]
+    ) -> None:
+        """Write down what a round did, evaluate where it is time, and tell the watcher."""
+        entry = self._entry(round, cohort, orders, late, outcomes)
+        self.results = replace(self.results, rounds=(*self.results.rounds, entry))
+        evaluation = None
+        if (round + 1) % self.plan.evaluating.every == 0 or round + 1 == self.plan.rounds:
+            evaluation, by_client = evaluate(self.plan, self.backend, round + 1)
+            evaluations = (*self.results.evaluations, evaluation)
+            metric = next(iter(next(iter(evaluation.sizes.values())).test))
+            self.results = replace(self.results, evaluations=evaluations, client_scores=by_client, metric=metric)
+        self.watcher.round(entry, evaluation, self.results)
+
+    def _entry(
+        self, round: int, cohort: Cohort, orders: Sequence[Order], late: Sequence[Order], outcomes: Sequence[Outcome]
+    ) -> Round:
+        losses = [outcome.loss for outcome in sorted(outcomes, key=lambda outcome: outcome.client) if not outcome.refused]
+        costs = [self.costs.of(order.share) for order in orders]
+        seconds = max([self._seconds(order) for order in orders], default=0.0)
+        return Round(
+            round=round + 1,
+            loss=fmean(losses) if losses else None,
+            clients=tuple(sorted(order.client for order in orders)),
+            dropped=tuple(sorted(cohort.dropped)),
+            late=tuple(sorted(order.client for order in late)),
+            refused={str(outcome.client): outcome.refused for outcome in outcomes if outcome.refused},
+            bytes_up=sum(cost.bytes_up for cost in costs),
+            bytes_down=sum(cost.bytes_down for cost in costs) + sum(self.costs.of(order.share).bytes_down for order in late),
+            flops=sum(3 * cost.flops * self._examples(order) for cost, order in zip(costs, orders, strict=True)),
+            seconds=self.plan.participation.deadline if late else seconds,
+        )
+
+    def save(self, next_round: int) -> None:
+        """Write the checkpoint."""
+        if self.keeping.folder is None:
+            return
+        names = self.plan.server.layout.tensors("parameter", "buffer")
+        server = {name: self.plan.server.tensors[name] for name in names}
+        checkpoint.save(
+            self.keeping.folder, checkpoint.Saved(next_round, self.results, server, self.optimizer.state), self.identity
+        )
+
+
+def _blank(plan: Plan, costs: Costs, settings: dict[str, Any]) -> Results:
+    dataset = plan.data.dataset
+    return Results(
+        run=json.loads(json.dumps(settings)),
+        method=plan.method.name,
+        model={
+            "class": type(plan.server.model).__name__,
+            "family": plan.server.table.family,
+            "layout": plan.server.layout.fingerprint,
+            "params": plan.server.layout.count(Selection()),
+        },
+        data={
+            "name": dataset.name,
+            "classes": len(dataset.classes),
+            "clients": plan.data.clients,
+            "train": len(dataset.train),
+            "test": len(dataset.test),
+            "validation": 0 if dataset.validation is None else len(dataset.validation),
+        },
+        metric="accuracy",
+        sizes=sizes_of(plan, costs),
+        last=plan.evaluating.last,
+    )
+
+
+def _identity(plan: Plan, settings: dict[str, Any]) -> str:
+    """What a run is: its model at the beginning, its clients' data, and its settings, but for how long it lasts."""
+    parts = plan.data.split
+    data = {"train": torch.from_numpy(parts.train.indices), "offsets": torch.from_numpy(parts.train.offsets)}
+    kept = {key: entry for key, entry in settings.items() if key not in ("rounds", "backend", "save")}
+    about = (
+        plan.method,
+        plan.fleet,
+        plan.seed,
+        plan.local,
+        plan.participation,
+        plan.merging,
+        plan.evaluating,
+        sorted(kept.items()),
+    )
+    return checkpoint.digest({**plan.server.tensors, **data}, *about)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """A function to call between steps: after Ctrl-C it raises `Interrupted`. A second Ctrl-C stops at once."""
+    pressed: list[int] = []
+
+    def tick() -> None:
+        if pressed:
+            raise Interrupted
+
+    def note(number: int, _: FrameType | None) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield tick
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield tick
+    finally:
+        signal.signal(signal.SIGINT, before)

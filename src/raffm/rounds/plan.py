@@ -1,0 +1,224 @@
+"""A Plan: everything that stays the same during a run. Who takes part in a round, and with what, follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from raffm.data.examples import Federation
+from raffm.data.task import Task
+from raffm.devices.fleet import Fleet, Tier
+from raffm.errors import DataError, RunError
+from raffm.methods.method import Device, Method, Share
+from raffm.models.labelled import Labelled
+from raffm.rounds.local import Local
+from raffm.seeds import generator
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who is asked in a round.
+
+    `clients` is a number, or a share of all below 1. `by`: "uniform", by "data" (chances grow with a client's number of
+    examples), or by "availability" (each client is reachable with a chance of its own, `availability` on average).
+    `dropout` is the chance that an asked client never answers; `deadline` the virtual seconds after which nobody is
+    waited for (0: no deadline).
+    """
+
+    clients: float = 0.1
+    by: Literal["uniform", "data", "availability"] = "uniform"
+    availability: float = 0.5
+    dropout: float = 0.0
+    deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.by not in ("uniform", "data", "availability"):
+            raise RunError(f"clients are sampled uniform, by data or by availability, not by {self.by!r}.")
+        if self.clients <= 0:
+            raise RunError(f"a round needs clients, but {self.clients!r} were asked for.")
+        if not 0 <= self.dropout < 1 or not 0 < self.availability < 1 or self.deadline < 0:
+            raise RunError("dropout lies in [0, 1), availability in (0, 1), and a deadline is not negative.")
+
+    def count(self, clients: int) -> int:
+        """How many of all clients a round asks."""
+        asked = round(self.clients * clients) if self.clients < 1 else int(self.clients)
+        if asked > clients:
+            raise RunError(f"a round asks {asked} clients, but there are {clients}.")
+        return max(1, asked)
+
+
+@dataclass(frozen=True)
+class Merging:
+    """How updates join and move the server.
+
+    `weighting`: a client counts by its training "examples", or "equal"ly, as published. `optimizer`: "plain" (the
+    counted mean itself), "momentum" or "adam" over it. `max_norm` refuses an update whose change is longer (0: none is).
+    With `strict` a refused update ends the run; otherwise the round goes on without it.
+    """
+
+    weighting: Literal["examples", "equal"] = "examples"
+    optimizer: Literal["plain", "momentum", "adam"] = "plain"
+    lr: float = 1.0
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.99)
+    epsilon: float = 1e-3
+    max_norm: float = 0.0
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weighting not in ("examples", "equal"):
+            raise RunError(f"clients are weighted by examples or equal, not by {self.weighting!r}.")
+        if self.optimizer not in ("plain", "momentum", "adam"):
+            raise RunError(f"there is no server optimizer {self.optimizer!r}; there are plain, momentum and adam.")
+        if self.lr <= 0 or self.max_norm < 0:
+            raise RunError("the server's lr must be above 0, and max_norm at least 0.")
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """When and how the model is evaluated: after every `every` rounds and after the last.
+
+    `sizes` are the parts of the model that are served and tested (none: the fleet's). Batch norms get their statistics
+    from `calibration_clients` clients, each from at most `calibration_examples` of its own examples.
+    """
+
+    every: int = 10
+    batch: int = 500
+    last: int = 5
+    sizes: tuple[float, ...] = ()
+    calibration_clients: int = 20
+    calibration_examples: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("every", "batch", "last", "calibration_clients", "calibration_examples"):
+            if getattr(self, name) < 1:
+                raise RunError(f"evaluation needs {name} of at least 1, but it is {getattr(self, name)!r}.")
+        for size in self.sizes:
+            if not 0 < size <= 1:
+                raise RunError(f"a size to evaluate lies above 0 and is at most 1, but one is {size!r}.")
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round: those that were asked, and those of them that dropped out."""
+
+    asked: tuple[int, ...]
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Those that train."""
+        gone = set(self.dropped)
+        return tuple(client for client in self.asked if client not in gone)
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What one client is asked to do in one round."""
+
+    client: int
+    round: int
+    share: Share
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything that stays the same during a run."""
+
+    server: Labelled
+    method: Method
+    task: Task
+    data: Federation
+    fleet: Fleet
+    rounds: int
+    seed: int = 0
+    local: Local = field(default_factory=Local)
+    participation: Participation = field(default_factory=Participation)
+    merging: Merging = field(default_factory=Merging)
+    evaluating: Evaluating = field(default_factory=Evaluating)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise RunError(f"a run needs at least one round, but was given {self.rounds!r}.")
+        empty = (self.data.split.train.counts == 0).nonzero()[0]
+        if len(empty):
+            raise DataError(f"client {empty[0]} has no training data. Use fewer clients or another split.")
+        self.participation.count(self.data.clients)
+        self.method.refuse(self.server, self.served_sizes)
+
+    @property
+    def served_sizes(self) -> tuple[float, ...]:
+        """The sizes that are evaluated, largest first; the full model is always among them."""
+        return tuple(sorted({1.0, *(self.evaluating.sizes or self.fleet.sizes)}, reverse=True))
+
+    # -- who ------------------------------------------------------------------------------------------------------
+
+    def cohort(self, round: int) -> Cohort:
+        """Who is asked in a round, and who of them drops out."""
+        asked = self._sampled(round)
+        chances = torch.rand(len(asked), generator=generator(self.seed, "dropout", round))
+        dropped = asked[chances < self.participation.dropout]
+        return Cohort(tuple(asked.tolist()), tuple(dropped.tolist()))
+
+    def _sampled(self, round: int) -> Tensor:
+        count = self.participation.count(self.data.clients)
+        draw = generator(self.seed, "sample", round)
+        if self.participation.by == "uniform":
+            return torch.randperm(self.data.clients, generator=draw)[:count]
+        if self.participation.by == "data":
+            chances = torch.from_numpy(self.data.split.train.counts).double()
+            return _weighted(chances, count, draw)
+        reachable = (torch.rand(self.data.clients, generator=draw) < self._availability).nonzero().flatten()
+        return reachable[torch.randperm(len(reachable), generator=draw)[:count]]
+
+    @cached_property
+    def _availability(self) -> Tensor:
+        """A chance for every client, drawn once from a Beta distribution with the given mean."""
+        mean = self.participation.availability
+        return torch.rand(self.data.clients, generator=generator(self.seed, "availability")) ** ((1 - mean) / mean)
+
+    # -- what -----------------------------------------------------------------------------------------------------
+
+    def orders(self, round: int, clients: Sequence[int]) -> list[Order]:
+        """What every client of a round gets: the method's choice for its device."""
+        tiers = [self.tier_of(client, round) for client in clients]
+        devices = [
+            Device(client, tier.size, place, tier.budget)
+            for place, (client, tier) in enumerate(zip(clients, tiers, strict=True))
+        ]
+        shares = self.method.choose(self.server, round, devices, self.seed)
+        return [Order(client, round, share, self.weight(client)) for client, share in zip(clients, shares, strict=True)]
+
+    def tier_of(self, client: int, round: int) -> Tier:
+        """A client's device in a round."""
+        return self.fleet.tiers[int(self._tiers(round if self.fleet.redraw else 0)[client])]
+
+    def _tiers(self, round: int) -> Tensor:
+        known = self.__dict__.setdefault("_known_tiers", {})
+        if round not in known:
+            known.clear()
+            known[round] = self.fleet.tiers_of(self.data.clients, self.seed, round)
+        tiers: Tensor = known[round]
+        return tiers
+
+    def weight(self, client: int) -> float:
+        """How much a client's update counts."""
+        return float(self.data.split.train.counts[client]) if self.merging.weighting == "examples" else 1.0
+
+    def present(self, client: int) -> Tensor:
+        """Which classes a client's training examples have."""
+        labels = self.data.dataset.train.labels
+        own = labels[torch.from_numpy(self.data.split.train[client]).to(labels.device)]
+        return torch.bincount(own, minlength=len(self.data.dataset.classes)) > 0
+
+
+def _weighted(chances: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """A sample without replacement whose chances grow with these numbers (Gumbel's trick: any number of clients)."""
+    noise = -torch.log(-torch.log(torch.rand(len(chances), generator=draw, dtype=torch.float64)))
+    return (chances.log() + noise).topk(count).indices

@@ -1,0 +1,67 @@
+"""What submodels say to test and validation examples, with batch norms calibrated by clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from raffm.data.examples import Examples
+from raffm.methods.method import Share
+from raffm.models.moments import Moments, batch_norms, calibrate, moments, pooled
+from raffm.rounds.plan import Plan
+from raffm.rounds.workshop import Workshop
+from raffm.seeds import generator
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A submodel to be tested after a round."""
+
+    share: Share
+    round: int
+
+
+@torch.no_grad()
+def predicted(plan: Plan, workshop: Workshop, job: Job) -> list[Tensor]:
+    """The outputs for all test examples, then for all validation examples (none: an empty tensor), on the CPU."""
+    module = served(plan, workshop, job)
+    parts = [plan.data.dataset.test, plan.data.dataset.validation]
+    return [torch.empty(0) if part is None else outputs_of(plan, module, part) for part in parts]
+
+
+@torch.no_grad()
+def served(plan: Plan, workshop: Workshop, job: Job) -> nn.Module:
+    """A share's module in evaluation mode, with the server's weights and calibrated norms; good until the next is made."""
+    module = workshop.loaded(job.share, plan.method.held(plan.server, job.share)).module.eval()
+    if batch_norms(module):
+        calibrate(module, pooled(_client_moments(plan, module, client) for client in calibrating(plan, job.round)))
+    return module
+
+
+def calibrating(plan: Plan, round: int) -> list[int]:
+    """The clients whose moments make the statistics of a round."""
+    count = min(plan.evaluating.calibration_clients, plan.data.clients)
+    draw = generator(plan.seed, "calibrate", round)
+    return sorted(torch.randperm(plan.data.clients, generator=draw)[:count].tolist())
+
+
+def _client_moments(plan: Plan, module: nn.Module, client: int) -> dict[str, Moments]:
+    """What a client computes on its own training examples, without augmentation."""
+    own = torch.from_numpy(plan.data.split.train[client][: plan.evaluating.calibration_examples])
+
+    def run() -> Iterator[None]:
+        for picks in torch.split(own, plan.local.batch):
+            if len(picks) > 1 or len(own) == 1:  # one example alone says nothing about how examples differ
+                plan.task.forward(module, plan.task.batch(plan.data.dataset.train, picks))
+            yield
+
+    return moments(module, run())
+
+
+def outputs_of(plan: Plan, module: nn.Module, examples: Examples) -> Tensor:
+    """What a module says to all examples, in their order."""
+    places = torch.split(torch.arange(len(examples)), plan.evaluating.batch)
+    return torch.cat([plan.task.forward(module, plan.task.batch(examples, picks)).float().cpu() for picks in places])

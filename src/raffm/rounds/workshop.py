@@ -1,0 +1,141 @@
+"""Where submodels are made and trained: resident modules, one a shape, into which weights are copied.
+
+Fresh memory costs page faults and fresh modules cost construction, so both are kept and used again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from raffm.algebra.mask import Mask
+from raffm.algebra.move import extract, moves
+from raffm.algebra.selection import Selection
+from raffm.algebra.tally import Tally
+from raffm.errors import UpdateError
+from raffm.methods.method import Client, Held, Share, Update
+from raffm.models.label import named_tensors
+from raffm.models.surgery import assembled
+from raffm.rounds.local import batches_of, order_of, train
+from raffm.rounds.plan import Order, Plan
+from raffm.seeds import generator
+
+RESIDENT = 16
+"""Shapes whose modules are kept."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one order: the mean loss, or why the update was refused."""
+
+    client: int
+    loss: float
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A module that waits for weights, and its tensors by name."""
+
+    module: nn.Module
+    tensors: dict[str, Tensor]
+
+
+class Workshop:
+    """Makes and trains submodels of the plan's server; every backend has one, or one in each of its workers."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._residents: OrderedDict[object, Resident] = OrderedDict()
+
+    def train(self, order: Order, tally: Tally, tick: Callable[[], None] = lambda: None) -> Outcome:
+        """Train one client and add its update to a tally. An update that is refused leaves no trace there."""
+        plan, server = self._plan, self._plan.server
+        held = plan.method.held(server, order.share)
+        resident = self.loaded(order.share, held)
+        client = Client(plan.task, plan.present(order.client))
+        learn = plan.method.learn(server, order.share, held, client)
+        own = plan.data.split.train[order.client]
+        table = order_of(own, plan.local, plan.seed, order.round, order.client)
+        batches = batches_of(plan.task, plan.data.dataset.train, table, plan.seed, order.round, order.client)
+        with _seeded(plan.seed, order):
+            loss = train(resident.module, learn, plan.local, batches, order.round, len(table), tick)
+        update = Update(order.client, order.share, self._sent_back(resident, order.share), order.weight, client.present)
+        try:
+            _refuse_long(plan, update, held)
+            plan.method.merge(tally, server, update)
+        except UpdateError as error:
+            return Outcome(order.client, float(loss), str(error))
+        return Outcome(order.client, float(loss))
+
+    def loaded(self, share: Share, held: Held) -> Resident:
+        """The module of a share's shape, with the server's current weights in it."""
+        server = self._plan.server
+        resident = self._resident(share.selection)
+        extract(server.tensors, server.layout, share.selection, resident.tensors)
+        if isinstance(held, Mask):
+            with torch.no_grad():
+                for name, kept in held.kept.items():
+                    resident.tensors[name].mul_(kept)
+        return resident
+
+    def _resident(self, selection: Selection) -> Resident:
+        key = _shape(self._plan, selection)
+        if key not in self._residents:
+            server = self._plan.server
+            module = assembled(server.model, server.layout, selection, extract(server.tensors, server.layout, selection))
+            self._residents[key] = Resident(module, named_tensors(module)[0])
+            if len(self._residents) > RESIDENT:
+                self._residents.popitem(last=False)
+        self._residents.move_to_end(key)
+        return self._residents[key]
+
+    def _sent_back(self, resident: Resident, share: Share) -> dict[str, Tensor]:
+        """What travels: everything but transient buffers."""
+        layout = self._plan.server.layout
+        plan = moves(layout, share.selection)
+        return {
+            move.name: resident.tensors[move.name].detach() for name, move in plan.items() if layout.kind(name) != "transient"
+        }
+
+
+def _shape(plan: Plan, selection: Selection) -> object:
+    """What a resident module depends on: the sizes of its groups, and which blocks it has."""
+    layout = plan.server.layout
+    blocks = tuple((name, tuple(selection.kept[name].tolist())) for name in layout.depths if name in selection.kept)
+    return tuple(sorted(layout.sizes_of(selection).items())), blocks
+
+
+class _seeded:
+    """Dropout draws from the global generator: it is seeded for one client and put back afterwards."""
+
+    def __init__(self, seed: int, order: Order) -> None:
+        self._source = generator(seed, "dropout within", order.round, order.client)
+
+    def __enter__(self) -> None:
+        self._before = torch.get_rng_state()
+        torch.manual_seed(self._source.initial_seed())
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self._before)
+
+
+@torch.no_grad()
+def _refuse_long(plan: Plan, update: Update, held: Held) -> None:
+    """Refuse an update whose change is longer than the bound."""
+    bound = plan.merging.max_norm
+    if not bound:
+        return
+    sent = extract(plan.server.tensors, plan.server.layout, update.share.selection)
+    total = 0.0
+    for name, tensor in update.tensors.items():
+        if tensor.is_floating_point():
+            change = tensor - sent[name]
+            change = change * held.kept[name] if isinstance(held, Mask) and name in held.kept else change
+            total += float(change.double().square().sum())
+    if not total**0.5 <= bound:
+        raise UpdateError(f"client {update.client}: its change has norm {total**0.5:.4g}; the bound is {bound:g}.")

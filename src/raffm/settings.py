@@ -1,0 +1,357 @@
+"""One TOML file a run: read into frozen values, unknown keys refused, then turned into plain arguments.
+
+method = "fiarse"                 # or a table [method] with `name` and its switches
+rounds = 100
+
+[model]
+name = "resnet18"                 # or family:tiny, a family, a folder, a Hugging Face name
+norm = "group"                    # everything else changes the model's own config
+
+[data]
+source = "cifar10"
+split = "dirichlet-balanced"
+alpha = 0.3
+clients = 100
+
+[fleet]
+tiers = "quarters"                # or a list of { size = 0.25, share = 30, speed = 1e10, bandwidth = 1e6 }
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from raffm.data.cache import split_cached
+from raffm.data.examples import Dataset, Federation
+from raffm.data.sources import Columns, load
+from raffm.data.splits import hold_out
+from raffm.data.task import ImageClassification, Task, TextClassification
+from raffm.devices.budget import Budget
+from raffm.devices.fleet import Fleet, Tier, fleet_of
+from raffm.errors import RunError
+from raffm.methods import METHODS, method_of
+from raffm.methods.method import Method
+from raffm.models.labelled import Labelled
+from raffm.models.load import Kind, trainable
+from raffm.rounds.local import Local
+from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
+
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "crop": 4, "flip": True},
+    "cifar100": {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762), "crop": 4, "flip": True},
+}
+"""How the images of well-known sets are usually normalised and augmented."""
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where examples come from and how they are divided among clients. `parameters` are those of the split."""
+
+    source: str = "digits"
+    split: str = "iid"
+    clients: int = 30
+    validation: float = 0.1
+    image_size: int = 0
+    max_length: int = 128
+    tokenizer: str = ""
+    input: str = ""
+    label: str = ""
+    owner: str = ""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    crop: int | None = None
+    flip: bool | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which model, and what of its config is changed."""
+
+    name: str = "vit-small"
+    table: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """The clients' devices."""
+
+    tiers: str | tuple[Mapping[str, Any], ...] = "1, 1/4, 1/16"
+    redraw: bool = False
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """Where clients train. `workers` 0 means as many as there are cores."""
+
+    name: str = "serial"
+    workers: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class SaveSettings:
+    """How often a run is saved, in rounds."""
+
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole run."""
+
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "raffm"})
+    rounds: int = 20
+    seed: int = 0
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    local: Local = field(default_factory=Local)
+    participation: Participation = field(default_factory=Participation)
+    merging: Merging = field(default_factory=Merging)
+    evaluate: Evaluating = field(default_factory=Evaluating)
+    backend: BackendSettings = field(default_factory=BackendSettings)
+    save: SaveSettings = field(default_factory=SaveSettings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as results and checkpoints hold them; what is not set is left out."""
+        return {key: _set(entry) if isinstance(entry, dict) else entry for key, entry in asdict(self).items()}
+
+
+def _set(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+_OPEN = {"model": "config", "data": "parameters"}
+"""Sections whose unknown keys belong to somebody else: the model's config, the split."""
+
+SPLIT_PARAMETERS = ("alpha", "least", "classes_per_client", "k")
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The content of a run's TOML file."""
+    path = Path(path)
+    if not path.is_file():
+        raise RunError(f"there is no file {str(path)!r}.")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{str(path)!r} is not valid TOML: {error}.") from None
+
+
+def read_settings(content: Mapping[str, Any]) -> Settings:
+    """A run from plain values; unknown keys and values of the wrong kind are refused."""
+    known = {entry.name: entry for entry in fields(Settings)}
+    kinds = get_type_hints(Settings)
+    made: dict[str, Any] = {}
+    for key, entry in content.items():
+        _refuse_unknown(key, known, "the run")
+        if key == "method":
+            made[key] = _method(entry)
+        elif key in ("rounds", "seed"):
+            made[key] = _value(entry, int, key)
+        else:
+            made[key] = _section(kinds[key], entry, key)
+    return Settings(**made)
+
+
+def _method(entry: Any) -> dict[str, Any]:
+    content = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(content, Mapping) or not isinstance(content.get("name"), str):
+        raise RunError(f"`method` is a name, or a table with a `name` and switches, but was given {entry!r}.")
+    return dict(content)
+
+
+def _section(kind: type[Any], entry: Any, where: str) -> Any:
+    """A frozen value from a table."""
+    if not isinstance(entry, Mapping):
+        raise RunError(f"`{where}` is a table of settings, but was given {entry!r}.")
+    known = {field.name: field for field in fields(kind)}
+    kinds = get_type_hints(kind)
+    rest = _OPEN.get(where, "")
+    made: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for key, value in entry.items():
+        if rest and key not in known and (where == "model" or key in SPLIT_PARAMETERS):
+            others[key] = value
+        else:
+            _refuse_unknown(key, known, f"[{where}]")
+            made[key] = _value(value, kinds[key], f"{where}.{key}")
+    if rest and others:
+        made[rest] = {**made.get(rest, {}), **others}
+    return kind(**made)
+
+
+def _refuse_unknown(key: str, known: Mapping[str, Any], where: str) -> None:
+    if key not in known:
+        near = get_close_matches(key, known, 1)
+        meant = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
+        raise RunError(f"{where} has the unknown key {key!r}.{meant}")
+
+
+def _value(value: Any, kind: Any, where: str) -> Any:
+    """A value of the kind that a field has; whole numbers will do for others, lists become tuples."""
+    text = str(kind)
+    if isinstance(value, list):
+        value = tuple(value)
+    allowed: tuple[type[Any], ...] = tuple(
+        found
+        for name, found in (
+            ("int", int),
+            ("float", float),
+            ("bool", bool),
+            ("str", str),
+            ("tuple", tuple),
+            ("Mapping", Mapping),
+        )
+        if name in text or kind is found
+    )
+    if "Literal" in text:
+        allowed = (str,)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if int not in allowed else value
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise RunError(f"`{where}` is {value!r}, which is not {_words(allowed)}.")
+    return value
+
+
+def _words(allowed: Sequence[type[Any]]) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
+    return " or ".join(words.get(kind, "a table") for kind in allowed)
+
+
+# -- making --------------------------------------------------------------------------------------------------------
+
+
+def plan_of(settings: Settings) -> Plan:
+    """Everything a run needs: model, data, clients, fleet and method."""
+    method = method_from(settings.method)
+    fleet = fleet_from(settings.fleet)
+    dataset = data_of(settings)
+    split = split_cached(dataset, _clients(settings.data), settings.data.split, settings.seed, **settings.data.parameters)
+    model = model_for(settings, dataset)
+    return Plan(
+        server=Labelled.of(model, settings.model.table or None),
+        method=method,
+        task=task_of(settings.data, dataset),
+        data=Federation(_on(dataset, settings.backend.device), split),
+        fleet=fleet,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        local=settings.local,
+        participation=settings.participation,
+        merging=settings.merging,
+        evaluating=settings.evaluate,
+    )
+
+
+def method_from(content: Mapping[str, Any]) -> Method:
+    """A method by name, with switches of the right kinds."""
+    switches = {key: entry for key, entry in content.items() if key != "name"}
+    kinds = get_type_hints(METHODS[content["name"]]) if content["name"] in METHODS else {}
+    checked = {key: _value(entry, kinds[key], f"method.{key}") if key in kinds else entry for key, entry in switches.items()}
+    return method_of(content["name"], **checked)
+
+
+def _clients(data: DataSettings) -> int | None:
+    return None if data.split == "column" and data.clients == DataSettings.clients else data.clients
+
+
+def data_of(settings: Settings) -> Dataset:
+    """The data set, with a part held out for validation."""
+    data = settings.data
+    tokenizer = _tokenizer(data.tokenizer or settings.model.name)
+    columns = Columns(data.input or None, data.label or None, data.owner or None)
+    size = data.image_size or None
+    dataset = load(data.source, columns=columns, image_size=size, tokenizer=tokenizer, max_length=data.max_length)
+    return hold_out(dataset, data.validation, settings.seed)
+
+
+class _tokenizer:
+    """The model's tokenizer, loaded when a text asks for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        return self._made()(*texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made(), name)
+
+    def _made(self) -> Any:
+        from transformers import AutoTokenizer
+
+        if "tokenizer" not in self.__dict__:
+            try:
+                self.__dict__["tokenizer"] = AutoTokenizer.from_pretrained(self.name)
+            except (OSError, ValueError):
+                raise RunError(
+                    f"no tokenizer was found for {self.name!r}. Texts need one: give `data.tokenizer`, a folder or a name."
+                ) from None
+        return self.__dict__["tokenizer"]
+
+
+def kind_of(dataset: Dataset) -> Kind:
+    """Whether a data set holds images or texts."""
+    return "image" if "pixel_values" in dataset.train.inputs else "text"
+
+
+def model_for(settings: Settings, dataset: Dataset) -> Any:
+    """The model, with a head for the data set's classes."""
+    shape = dataset.train.inputs["pixel_values"].shape[1:] if kind_of(dataset) == "image" else ()
+    model = trainable(
+        settings.model.name, kind_of(dataset), len(dataset.classes), tuple(shape), settings.seed, settings.model.config
+    )
+    return model.to(settings.backend.device)
+
+
+def task_of(data: DataSettings, dataset: Dataset) -> Task:
+    """Images with the usual normalisation of their set, or texts."""
+    if kind_of(dataset) == "text":
+        return TextClassification()
+    usual = USUAL.get(Path(data.source).name, {})
+    channels = dataset.train.inputs["pixel_values"].shape[1]
+    return ImageClassification(
+        mean=data.mean or usual.get("mean", (0.5,) * channels),
+        std=data.std or usual.get("std", (0.5,) * channels),
+        crop=usual.get("crop", 0) if data.crop is None else data.crop,
+        flip=usual.get("flip", False) if data.flip is None else data.flip,
+    )
+
+
+def fleet_from(settings: FleetSettings) -> Fleet:
+    """A fleet by name, or from a list of tiers."""
+    if isinstance(settings.tiers, str):
+        return fleet_of(settings.tiers, settings.redraw)
+    return Fleet(tuple(_tier(entry) for entry in settings.tiers), settings.redraw)
+
+
+def _tier(entry: Any) -> Tier:
+    if not isinstance(entry, Mapping):
+        raise RunError(f"a tier of the fleet is a table with a `size`, but was given {entry!r}.")
+    limits = {key: value for key, value in entry.items() if key.startswith("max_")}
+    known = {field.name: field for field in fields(Tier)}
+    for key in entry:
+        if key not in limits:
+            _refuse_unknown(key, known, "a tier of the fleet")
+    if "size" not in entry:
+        raise RunError(f"a tier of the fleet needs a `size`: {dict(entry)!r}.")
+    plain = {key: value for key, value in entry.items() if key not in limits}
+    return Tier(**{**plain, "budget": Budget(**limits) if limits else None})
+
+
+def _on(dataset: Dataset, device: str) -> Dataset:
+    """The data on the device where it is read; the lengths of texts stay on the CPU."""
+    if device == "cpu":
+        return dataset
+    raise RunError(f"the backends of this version train on the CPU, not on {device!r}.")

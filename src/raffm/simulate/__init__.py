@@ -1,0 +1,1 @@
+"""Simulation: backends that are faster than the serial one."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_models import cost_of, groups_to_cut, possible_sizes, random_ranking
 
+from raffm.algebra.axis import names
 from raffm.algebra.ranking import Ranking, complete
 from raffm.devices.budget import Budget
 from raffm.devices.cost import CostModel
@@ -28,7 +29,7 @@ class Case:
         self.space = space
         self.ranking = random_ranking(self.layout, seed)
         self.shares = kept_shares(self.layout, self.ranking, space)
-        self.weights = {group: touched(self.layout, group) for group in space}
+        self.weights = {group: touched(self.layout, group, tuple(space)) for group in space}
 
     def fit(self, **limits):
         return fit(self.layout, self.cost, Budget(**limits), self.space, self.shares, self.ranking)
@@ -70,12 +71,15 @@ class Case:
 
 
 @cache
-def touched(layout, group):
+def touched(layout, group, space):
+    """The parameters that a group runs through, or one that is tied to it, or that its blocks hold."""
     full = layout.sizes
+    sides = [{*names(tie.left), *names(tie.right)} for tie in layout.ties]
+    moving = {group, *(other for side in sides if group in side for other in side if other not in space)}
     count = 0
     for name in layout.tensors("parameter"):
         label = layout.labels[name]
-        if group in label.groups() or (label.guard is not None and label.guard[0] == group):
+        if moving & set(label.groups()) or (label.guard is not None and label.guard[0] == group):
             count += torch.Size(label.shape(full)).numel()
     return count
 

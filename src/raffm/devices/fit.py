@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffm.algebra.axis import Expression, Name, names, value
+from raffm.algebra.axis import Expression, Label, Name, names, value
 from raffm.algebra.layout import Layout
 from raffm.algebra.ranking import Ranking
 from raffm.devices.basis import Array
@@ -41,10 +41,10 @@ def fit(
 ) -> dict[str, int]:
     """The sizes that keep the most score among all configs of a space that fit.
 
-    The objective is the mean share of score over the groups of the space, each weighted by the parameters it touches in
-    the full model; groups of dropped blocks keep nothing. No size of the result can be raised by one step of the space
-    without breaking a limit. Which blocks a depth group drops is the ranking's choice; the groups of dropped blocks are
-    left out of the result. The same arguments always give the same sizes.
+    The objective is the mean share of score over the groups of the space, each weighted by the parameters that it, with
+    the groups tied to it, touches in the full model; groups of dropped blocks keep nothing. No size of the result can be
+    raised by one step of the space without breaking a limit. Which blocks a depth group drops is the ranking's choice;
+    the groups of dropped blocks are left out of the result. The same arguments always give the same sizes.
     """
     _refuse_space(layout, cost, space, shares)
     levels = {group: tuple(sorted(set(sizes))) for group, sizes in space.items()}
@@ -97,8 +97,8 @@ class Problem:
 
     @cached_property
     def weights(self) -> dict[str, float]:
-        """How much every group counts: the parameters it touches, as a share of all."""
-        touched = {group: _touched(self.layout, group) for group in self.space}
+        """How much every group counts: the parameters that it and its followers touch, as a share of all."""
+        touched = {group: _touched(self.layout, {group, *self._following(group)}) for group in self.space}
         return {group: count / max(sum(touched.values()), 1) for group, count in touched.items()}
 
     def worth(self, group: str, size: int) -> float:
@@ -113,6 +113,9 @@ class Problem:
         """The problem at every choice of depth; one where depth is not in the space."""
         choices = product(*(self.space[group] for group in self.depths))
         return [Part(self, dict(zip(self.depths, choice, strict=True))) for choice in choices]
+
+    def _following(self, group: str) -> set[str]:
+        return {follower for follower, size in self.followers.items() if group in names(size)}
 
     @cached_property
     def followers(self) -> dict[str, Expression]:
@@ -190,14 +193,15 @@ class Part:
         return rows
 
 
-def _touched(layout: Layout, group: str) -> int:
-    """The number of parameters in the tensors that a group runs through, or that its blocks hold."""
+def _touched(layout: Layout, groups: set[str]) -> int:
+    """The number of parameters in the tensors that these groups run through, or that their blocks hold."""
     labels = [label for name, label in layout.labels.items() if layout.kind(name) == "parameter"]
-    if group in layout.depths:
-        chosen = [label for label in labels if label.guard is not None and label.guard[0] == group]
-    else:
-        chosen = [label for label in labels if group in label.groups()]
+    chosen = [label for label in labels if groups & {*label.groups(), *_depth_of(label)}]
     return sum(prod(label.shape(layout.sizes)) for label in chosen)
+
+
+def _depth_of(label: Label) -> list[str]:
+    return [] if label.guard is None else [label.guard[0]]
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

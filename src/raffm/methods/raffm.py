@@ -7,10 +7,12 @@ Yu et al., "Bridging the Gap Between Foundation Models and Heterogeneous Federat
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, sqrt
+from statistics import fmean
 from typing import ClassVar, Literal
 
 from raffm.algebra.axis import names
@@ -30,8 +32,8 @@ from raffm.seeds import generator
 
 Sizes = dict[str, int]
 
-NARROWER = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0625)
-"""Ratios to which all widths shrink, one after another, while the space has nothing small enough for a budget."""
+FINE = 64
+"""The parts of a width that submodels too small for the space are cut by."""
 
 
 @dataclass(frozen=True)
@@ -128,19 +130,30 @@ class _Shapes:
         return self._fitted[key]
 
     def _fit(self, server: Labelled, budget: Budget) -> Sizes:
-        """Fit inside the space; where it has nothing small enough, all other widths shrink together first."""
+        """Fit inside the space; where it has nothing small enough and is our own, all other widths shrink too."""
         space = self.space(server)
+        try:
+            return self._fit_at(server, budget, space, FINE)
+        except BudgetError:
+            if self._given is not None:
+                raise
+        widest = bisect_left(range(FINE), True, 1, key=lambda width: not self._is_balanced(server, budget, space, width)) - 1
+        return self._fit_at(server, budget, space, max(widest, 1))
+
+    def _is_balanced(self, server: Labelled, budget: Budget, space: Space, width: int) -> bool:
+        """Whether what fits is at least as wide, on the mean, in the groups of the space as in all others."""
+        try:
+            found = self._fit_at(server, budget, space, width)
+        except BudgetError:
+            return False
+        return fmean(found[name] / server.layout.groups[name].size for name in space.sizes) >= width / FINE
+
+    def _fit_at(self, server: Labelled, budget: Budget, space: Space, width: int) -> Sizes:
+        """Fit with all widths outside of the space at so many parts of `FINE`."""
         others = [name for name in width_groups(server.layout) if name not in space.sizes and name not in _followers(server)]
-        refused: BudgetError | None = None
-        for ratio in NARROWER if self._given is None else NARROWER[:1]:
-            levels: dict[str, Sequence[int]] = dict(space.sizes)
-            levels.update({name: [_narrowed(server, name, ratio)] for name in others if ratio < 1})
-            try:
-                return fit(server.layout, self._cost(server, (*space.sizes, *others)), budget, levels, _shares(server, levels))
-            except BudgetError as error:
-                refused = refused or error
-        assert refused is not None
-        raise refused
+        levels: dict[str, Sequence[int]] = dict(space.sizes)
+        levels.update({name: [_narrowed(server, name, width / FINE)] for name in others if width < FINE})
+        return fit(server.layout, self._cost(server, (*space.sizes, *others)), budget, levels, _shares(server, levels))
 
     def _cost(self, server: Labelled, free: tuple[str, ...]) -> CostModel:
         key = server.layout.fingerprint

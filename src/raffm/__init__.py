@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from raffm.algebra.ranking import Ranking
     from raffm.algebra.selection import Selection
     from raffm.algebra.tally import Tally
+    from raffm.data.examples import Federation
+    from raffm.data.task import ImageClassification, Task, TextClassification
+    from raffm.devices.fleet import Fleet, Tier
     from raffm.elastic import RaFFM
     from raffm.errors import RaffmError
+    from raffm.federate import Trained, load_data, train
     from raffm.models.checkpoint import load_submodel, save_submodel
     from raffm.models.draft import draft
     from raffm.models.inspect import inspect
@@ -21,12 +25,21 @@ if TYPE_CHECKING:
     from raffm.models.stock import export_stock
     from raffm.models.surgery import submodel
     from raffm.models.verify import verify
+    from raffm.rounds.local import Local
+    from raffm.rounds.plan import Evaluating, Merging, Participation
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Evaluating": "raffm.rounds.plan",
+    "Federation": "raffm.data.examples",
+    "Fleet": "raffm.devices.fleet",
+    "ImageClassification": "raffm.data.task",
     "Layout": "raffm.algebra.layout",
+    "Local": "raffm.rounds.local",
     "Mask": "raffm.algebra.mask",
+    "Merging": "raffm.rounds.plan",
+    "Participation": "raffm.rounds.plan",
     "RaFFM": "raffm.elastic",
     "RaffmError": "raffm.errors",
     "Ranking": "raffm.algebra.ranking",
@@ -34,6 +47,10 @@ _HOMES = {
     "ResNetConfig": "raffm.models.resnet",
     "Selection": "raffm.algebra.selection",
     "Tally": "raffm.algebra.tally",
+    "Task": "raffm.data.task",
+    "TextClassification": "raffm.data.task",
+    "Tier": "raffm.devices.fleet",
+    "Trained": "raffm.federate",
     "draft": "raffm.models.draft",
     "export_stock": "raffm.models.stock",
     "extract": "raffm.algebra.move",
@@ -41,18 +58,27 @@ _HOMES = {
     "l1_norm": "raffm.models.salience",
     "l2_norm": "raffm.models.salience",
     "layout_of": "raffm.models.label",
+    "load_data": "raffm.federate",
     "load_submodel": "raffm.models.checkpoint",
     "permute": "raffm.algebra.move",
     "recalibrate": "raffm.models.resnet",
     "save_submodel": "raffm.models.checkpoint",
     "scatter": "raffm.algebra.move",
     "submodel": "raffm.models.surgery",
+    "train": "raffm.federate",
     "verify": "raffm.models.verify",
 }
 
 __all__ = [
+    "Evaluating",
+    "Federation",
+    "Fleet",
+    "ImageClassification",
     "Layout",
+    "Local",
     "Mask",
+    "Merging",
+    "Participation",
     "RaFFM",
     "RaffmError",
     "Ranking",
@@ -60,6 +86,10 @@ __all__ = [
     "ResNetConfig",
     "Selection",
     "Tally",
+    "Task",
+    "TextClassification",
+    "Tier",
+    "Trained",
     "draft",
     "export_stock",
     "extract",
@@ -67,12 +97,14 @@ __all__ = [
     "l1_norm",
     "l2_norm",
     "layout_of",
+    "load_data",
     "load_submodel",
     "permute",
     "recalibrate",
     "save_submodel",
     "scatter",
     "submodel",
+    "train",
     "verify",
 ]
 

@@ -1,5 +1,6 @@
-"""A federated run in a few lines: `train`, and what it gives back.
+"""A federated run in a few lines: `load_data`, `train`, and what it gives back.
 
+data = load_data("digits", clients=30, split="dirichlet-balanced", alpha=0.3)
 result = train(model, data, method="raffm", fleet="1, 1/2, 1/4", rounds=20)
 print(result)
 small = result.submodel(1 / 4)
@@ -14,12 +15,15 @@ from typing import Any
 
 from torch import nn
 
+from raffm.data.cache import split_cached
 from raffm.data.examples import Federation
+from raffm.data.sources import FOUND, Columns, load
+from raffm.data.splits import hold_out
 from raffm.data.task import ImageClassification, Task, TextClassification
 from raffm.devices.fleet import Fleet, fleet_of
 from raffm.errors import RunError
 from raffm.methods import method_of
-from raffm.methods.method import Method
+from raffm.methods.method import Device, Method, Served
 from raffm.models.checkpoint import save_submodel
 from raffm.models.labelled import Labelled
 from raffm.report.folder import write_results
@@ -55,11 +59,15 @@ class Trained:
 
         `view` picks one of several ways of serving it ("prefix" for FedRolex); by default the first.
         """
-        ways = self.plan.method.serve(self.plan.server, self.plan.rounds, size)
+        known = [device for device in self.plan.served.values() if device.size == size]
+        ways = self.plan.method.serve(self.plan.server, self.plan.rounds, known[0] if known else Device(-1, size))
         chosen = [way for way in ways if not view or way.view == view]
         if not chosen:
             raise RunError(f"{self.plan.method.name} serves nothing of size {size!r}" + (f" as {view!r}." if view else "."))
-        return served(self.plan, Workshop(self.plan), Job(chosen[0].shares[0], self.plan.rounds))
+        return self._made(chosen[0])
+
+    def _made(self, way: Served) -> nn.Module:
+        return served(self.plan, Workshop(self.plan), Job(way.shares[0], self.plan.rounds))
 
     def save(self, folder: str | Path) -> dict[str, Path]:
         """Write every served submodel into a folder of its own; `load_submodel` reads them. Gives the folders by size."""
@@ -67,8 +75,32 @@ class Trained:
         for entry in entries_of(self.plan, self.plan.rounds):
             if len(entry.served.shares) == 1:
                 saved[entry.name] = Path(folder) / entry.name.replace("/", "_").replace(" ", "-")
-                save_submodel(self.submodel(entry.size, entry.served.view), saved[entry.name])
+                save_submodel(self._made(entry.served), saved[entry.name])
         return saved
+
+
+def load_data(
+    source: str,
+    *,
+    clients: int | None = None,
+    split: str = "iid",
+    seed: int = 0,
+    validation: float = 0.1,
+    columns: Columns = FOUND,
+    image_size: int | None = None,
+    tokenizer: Any = None,
+    max_length: int = 128,
+    **parameters: Any,
+) -> Federation:
+    """A data set divided among clients.
+
+    `source`: "digits", a set in `$RAFFM_DATA`, a file, a folder, or a Hugging Face name. `split`: "iid",
+    "dirichlet-balanced" or "dirichlet" (with `alpha`), "shards" (`classes_per_client`), "k-shot" (`k`) or "column".
+    A share `validation` of the training examples is held out first. Texts need a `tokenizer`.
+    """
+    dataset = load(source, columns=columns, image_size=image_size, tokenizer=tokenizer, max_length=max_length)
+    dataset = hold_out(dataset, validation, seed)
+    return Federation(dataset, split_cached(dataset, clients, split, seed, **parameters))
 
 
 def train(

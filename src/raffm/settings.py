@@ -21,19 +21,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from raffm.data.cache import split_cached
-from raffm.data.examples import Dataset, Federation
-from raffm.data.sources import Columns, load
-from raffm.data.splits import hold_out
+from raffm.data.examples import Dataset, Examples, Federation
+from raffm.data.sources import Columns
 from raffm.data.task import ImageClassification, Task, TextClassification
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of
 from raffm.errors import RunError
+from raffm.federate import load_data
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
@@ -236,14 +235,13 @@ def plan_of(settings: Settings) -> Plan:
     """Everything a run needs: model, data, clients, fleet and method."""
     method = method_from(settings.method)
     fleet = fleet_from(settings.fleet)
-    dataset = data_of(settings)
-    split = split_cached(dataset, _clients(settings.data), settings.data.split, settings.seed, **settings.data.parameters)
-    model = model_for(settings, dataset)
+    data = data_of(settings)
+    model = model_for(settings, data.dataset)
     return Plan(
         server=Labelled.of(model, settings.model.table or None),
         method=method,
-        task=task_of(settings.data, dataset),
-        data=Federation(_on(dataset, settings.backend.device), split),
+        task=task_of(settings, data.dataset, model),
+        data=_on(data, settings.backend.device),
         fleet=fleet,
         rounds=settings.rounds,
         seed=settings.seed,
@@ -266,14 +264,21 @@ def _clients(data: DataSettings) -> int | None:
     return None if data.split == "column" and data.clients == DataSettings.clients else data.clients
 
 
-def data_of(settings: Settings) -> Dataset:
-    """The data set, with a part held out for validation."""
+def data_of(settings: Settings) -> Federation:
+    """The data set, with a part held out for validation, divided among clients."""
     data = settings.data
-    tokenizer = _tokenizer(data.tokenizer or settings.model.name)
-    columns = Columns(data.input or None, data.label or None, data.owner or None)
-    size = data.image_size or None
-    dataset = load(data.source, columns=columns, image_size=size, tokenizer=tokenizer, max_length=data.max_length)
-    return hold_out(dataset, data.validation, settings.seed)
+    return load_data(
+        data.source,
+        clients=_clients(data),
+        split=data.split,
+        seed=settings.seed,
+        validation=data.validation,
+        columns=Columns(data.input or None, data.label or None, data.owner or None),
+        image_size=data.image_size or None,
+        tokenizer=_tokenizer(data.tokenizer or settings.model.name),
+        max_length=data.max_length,
+        **data.parameters,
+    )
 
 
 class _tokenizer:
@@ -315,18 +320,36 @@ def model_for(settings: Settings, dataset: Dataset) -> Any:
     return model.to(settings.backend.device)
 
 
-def task_of(data: DataSettings, dataset: Dataset) -> Task:
-    """Images with the usual normalisation of their set, or texts."""
+def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
+    """Texts, or images with the normalisation that is given, that the model was pretrained with, or that is usual."""
     if kind_of(dataset) == "text":
         return TextClassification()
-    usual = USUAL.get(Path(data.source).name, {})
-    channels = dataset.train.inputs["pixel_values"].shape[1]
+    data = settings.data
+    channels, _, side = dataset.train.inputs["pixel_values"].shape[1:]
+    plain = {"mean": (0.5,) * channels, "std": (0.5,) * channels, "crop": 0, "flip": False}
+    usual = {**plain, **USUAL.get(Path(data.source).name, {}), **_pretrained_with(settings.model.name)}
+    wanted = getattr(model.config, "image_size", side)
     return ImageClassification(
-        mean=data.mean or usual.get("mean", (0.5,) * channels),
-        std=data.std or usual.get("std", (0.5,) * channels),
-        crop=usual.get("crop", 0) if data.crop is None else data.crop,
-        flip=usual.get("flip", False) if data.flip is None else data.flip,
+        mean=data.mean or usual["mean"],
+        std=data.std or usual["std"],
+        crop=usual["crop"] if data.crop is None else data.crop,
+        flip=usual["flip"] if data.flip is None else data.flip,
+        size=wanted if isinstance(wanted, int) and wanted != side else 0,
     )
+
+
+def _pretrained_with(name: str) -> dict[str, tuple[float, ...]]:
+    """The normalisation that a pretrained model's image processor states; nothing where there is none."""
+    if name in ("vit-small", "resnet18") or name.endswith(":tiny"):
+        return {}
+    from transformers import ImageProcessingMixin
+
+    try:
+        stated, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:
+        return {}
+    found = {"mean": stated.get("image_mean"), "std": stated.get("image_std")}
+    return {key: tuple(values) for key, values in found.items() if values}
 
 
 def fleet_from(settings: FleetSettings) -> Fleet:
@@ -350,8 +373,15 @@ def _tier(entry: Any) -> Tier:
     return Tier(**{**plain, "budget": Budget(**limits) if limits else None})
 
 
-def _on(dataset: Dataset, device: str) -> Dataset:
+def _on(data: Federation, device: str) -> Federation:
     """The data on the device where it is read; the lengths of texts stay on the CPU."""
     if device == "cpu":
-        return dataset
-    raise RunError(f"the backends of this version train on the CPU, not on {device!r}.")
+        return data
+
+    def moved(examples: Examples) -> Examples:
+        inputs = {name: tensor if name == "lengths" else tensor.to(device) for name, tensor in examples.inputs.items()}
+        return Examples(inputs, examples.labels.to(device))
+
+    dataset = data.dataset
+    validation = None if dataset.validation is None else moved(dataset.validation)
+    return replace(data, dataset=replace(dataset, train=moved(dataset.train), test=moved(dataset.test), validation=validation))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffm.algebra.tally import Tally
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.data.task import ImageClassification, Task, TextClassification
 from raffm.devices.fleet import fleet_of
@@ -22,7 +24,7 @@ from raffm.rounds.local import Local
 from raffm.rounds.loop import train
 from raffm.rounds.plan import Evaluating, Participation, Plan
 from raffm.rounds.results import Results
-from raffm.rounds.workshop import Workshop
+from raffm.rounds.workshop import Outcome, Workshop
 
 CLASSES = 5
 FAMILIES = ("raffm_resnet", "vit", "bert")
@@ -50,7 +52,7 @@ def task_of(family: str) -> Task:
 def federation(family: str, labels: Sequence[Sequence[int]], tests: int = 10, validation: bool = False) -> Federation:
     """One client for every list of labels, and test examples of all classes, dealt in turn."""
     counts = np.cumsum([0, *map(len, labels)])
-    parts = Parts.of([np.arange(begin, end) for begin, end in zip(counts, counts[1:], strict=False)])
+    parts = Parts.of([np.arange(begin, end) for begin, end in pairwise(counts)])
     trained = torch.tensor([label for own in labels for label in own])
     tested = torch.arange(tests) % CLASSES
     own_tests = Parts.of([np.arange(tests)[client :: len(labels)] for client in range(len(labels))])
@@ -78,6 +80,7 @@ def plan_of(family: str, method: str, fleet: str = "full", labels: Sequence[Sequ
     """A plan of one round in which every client takes part; `switches` are the method's."""
     data = rest.pop("data", None) or federation(family, labels or [ALL, ALL * 2, ALL, ALL])
     settings: dict[str, Any] = {
+        "task": task_of(family),
         "rounds": 1,
         "local": Local("sgd", lr=0.1, batch=5, steps=2),
         "participation": Participation(data.clients),
@@ -87,11 +90,22 @@ def plan_of(family: str, method: str, fleet: str = "full", labels: Sequence[Sequ
         "method": method_of(method, **rest.pop("switches", {})),
         **rest,
     }
-    return Plan(task=rest.pop("task", None) or task_of(family), data=data, **{k: v for k, v in settings.items() if k != "task"})
+    return Plan(data=data, **settings)
 
 
 def run(plan: Plan) -> Results:
     return train(plan, Serial(plan))
+
+
+def rounds_of(plan: Plan, clients: Sequence[int] | None = None) -> list[Outcome]:
+    """The rounds alone, without costs and evaluations; of these clients, in this order, or of all that are asked."""
+    backend, tally, outcomes = Serial(plan), Tally(plan.server.layout, plan.server.tensors), []
+    for round in range(plan.rounds):
+        orders = plan.orders(round, plan.cohort(round).present if clients is None else clients)
+        outcomes += backend.train(orders, tally, lambda _: None, lambda: None)
+        tally.step()
+    assert not [outcome.refused for outcome in outcomes if outcome.refused]
+    return outcomes
 
 
 def snapshot(server: Labelled) -> dict[str, Tensor]:

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
-from methods.runs import ALL, FAMILIES, NAMES, plan_of, run, same_bits, snapshot
+from methods.runs import ALL, FAMILIES, NAMES, plan_of, rounds_of, run, same_bits, snapshot
 from raffm.rounds.local import Local
 
-# The first has one client. The second has weights that are powers of two, the third has any.
-SPLITS = {"alone": [ALL], "powers": [ALL[:4] + [4, 0, 1, 2], ALL * 3 + [3], ALL[:4] + [4, 0, 1, 2]], "uneven": [ALL, ALL * 3, ALL * 2 + [1, 2, 3]]}
+SPLITS = {
+    "one client": [ALL],
+    "weights that are powers of two": [[*ALL, 0, 1, 2], [*ALL * 3, 3], [*ALL, 0, 1, 2]],
+    "any weights": [ALL, ALL * 3, [*ALL * 2, 1, 2, 3]],
+}
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -16,11 +19,23 @@ SPLITS = {"alone": [ALL], "powers": [ALL[:4] + [4, 0, 1, 2], ALL * 3 + [3], ALL[
 def test_a_fleet_of_full_devices_gives_the_server_of_fedavg_bit_for_bit(name: str, family: str, split: str) -> None:
     """Invariant 57: all classes are present, so the masked loss masks nothing, and the scaler divides by 1."""
     local = Local("adamw", lr=0.01, batch=5, steps=2)
-    reference = plan_of(family, "fedavg", labels=SPLITS[split], local=local, rounds=2)
+    reference = plan_of(family, "fedavg", labels=SPLITS[split], local=local)
     before = snapshot(reference.server)
-    run(reference)
-    plan = plan_of(family, name, labels=SPLITS[split], local=local, rounds=2)
-    run(plan)
+    rounds_of(reference)
+    plan = plan_of(family, name, labels=SPLITS[split], local=local)
+    rounds_of(plan)
     assert any(not torch.equal(before[name], tensor) for name, tensor in reference.server.tensors.items())
     for tensor, expected in reference.server.tensors.items():
         assert same_bits(plan.server.tensors[tensor], expected), tensor
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mixed_fleet_is_trained_served_and_scored(name: str, family: str) -> None:
+    plan = plan_of(family, name, "1, 1/4", rounds=2)
+    before = snapshot(plan.server)
+    results = run(plan)
+    assert any(not torch.equal(before[name], tensor) for name, tensor in plan.server.tensors.items())
+    assert not any(entry.refused for entry in results.rounds)
+    names = {"fedavg": ["1"], "fedrolex": ["1", "1/4 prefix", "1/4 windows"]}.get(name, ["1", "1/4"])
+    assert list(results.evaluations[-1].sizes) == [size.name for size in results.sizes] == names

@@ -47,9 +47,7 @@ def train(
 ) -> None:
     """Train one model across clients of different sizes. Ctrl-C saves the run; --resume goes on with it."""
     from raffm.cli.show import quiet
-    from raffm.federate import train as trained
-    from raffm.report.watch import Display, Together, Tracked
-    from raffm.settings import plan_of, read_file, read_settings
+    from raffm.settings import read_file, read_settings
 
     quiet()
     content = read_file(run) if run is not None else {}
@@ -67,6 +65,15 @@ def train(
         "merging.strict": True if strict else None,
     }
     settings = read_settings(merged(content, {key: value for key, value in given.items() if value is not None}, set_ or []))
+    run_settings(settings, folder, resume, tensorboard)
+
+
+def run_settings(settings: Settings, folder: Path, resume: bool, tensorboard: bool) -> None:
+    """Run what settings describe, with a live display, and show what came out."""
+    from raffm.federate import train as trained
+    from raffm.report.watch import Display, Together, Tracked
+    from raffm.settings import plan_of
+
     plan = plan_of(settings)
     logs = _logs(folder) if tensorboard else None
     _introduce(plan, settings)

@@ -50,13 +50,15 @@ class ImageClassification:
     """Images (uint8, by channel) with one label each.
 
     `mean` and `std` normalise pixels between 0 and 1, one number a channel. `crop` is the padding of random crops
-    in pixels (0: none), `flip` mirrors half of the images. Both are drawn for training alone.
+    in pixels (0: none), `flip` mirrors half of the images; both are drawn for training alone. `size` is the side to
+    which a model wants its images enlarged, on the device (0: as they are stored).
     """
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
     crop: int = 0
     flip: bool = False
+    size: int = 0
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Where the crop begins, down and right, and whether the image is mirrored."""
@@ -72,7 +74,10 @@ class ImageClassification:
         if moves is not None and (self.crop or self.flip):
             pixels = _moved(pixels, moves.to(stored.device), self.crop)
         mean, std = (torch.tensor(values, device=stored.device).view(1, -1, 1, 1) for values in (self.mean, self.std))
-        return Batch({"pixel_values": (pixels.float() / 255 - mean) / std}, examples.labels[picks])
+        values = (pixels.float() / 255 - mean) / std
+        if self.size and self.size != values.shape[-1]:
+            values = functional.interpolate(values, size=self.size, mode="bilinear", antialias=True)
+        return Batch({"pixel_values": values}, examples.labels[picks])
 
     def forward(self, module: nn.Module, batch: Batch) -> Tensor:
         """The logits."""

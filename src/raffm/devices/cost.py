@@ -88,8 +88,8 @@ class CostModel:
         features = self.basis.features(rows)
         if kind == "memory":
             return self._peak(features)
-        linear = {"params": self._params, "bytes": self._bytes, "flops": self._flops}
-        cost: Array = features @ linear[kind]
+        coefficients: Array = getattr(self, f"_{kind}")  # one alone: those of FLOPs take measuring
+        cost: Array = features @ coefficients
         return cost
 
     @cached_property

@@ -21,7 +21,7 @@ class FedAvg:
 
     name: ClassVar[str] = "fedavg"
 
-    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """Every model will do."""
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
@@ -40,6 +40,6 @@ class FedAvg:
         """The weighted mean."""
         counted_mean(tally, update, Selection())
 
-    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
         """The whole model to those who can hold it; nothing to smaller devices."""
-        return [Served((Share(),))] if size == 1 else []
+        return [Served((Share(),))] if device.size == 1 else []

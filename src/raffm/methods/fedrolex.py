@@ -23,6 +23,7 @@ from raffm.methods.widths import (
     ratio_of,
     refuse_classless,
     refuse_uncuttable,
+    refuse_unscalable,
     width_groups,
     width_sizes,
 )
@@ -42,11 +43,13 @@ class FedRolex:
     masked_loss: bool = True
     windows: int = 4
 
-    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs widths, and classes to mask."""
         if self.windows < 1:
             raise RunError(f"fedrolex is served over windows = {self.windows!r}; there must be at least 1.")
         refuse_uncuttable(server, self.name)
+        if self.scaler:
+            refuse_unscalable(server, self.name)
         if self.masked_loss:
             refuse_classless(server, self.name)
 
@@ -72,12 +75,12 @@ class FedRolex:
         """The counted mean, by class in the head."""
         merge_by_class(tally, update, self.masked_loss)
 
-    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
         """The prefix, and the mean over windows: no window was trained more than another."""
         longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
         begins = [place * longest // self.windows for place in range(self.windows)]
-        windows = tuple(self._window(server, begin, size) for begin in begins)
-        return [Served(windows[:1])] if size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
+        windows = tuple(self._window(server, begin, device.size) for begin in begins)
+        return [Served(windows[:1])] if device.size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
 
 
 def rolled(layout: Layout, begin: int) -> Ranking:

@@ -6,7 +6,7 @@ Wu et al., "FIARSE: Model-Heterogeneous Federated Learning via Importance-Aware 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
+from raffm.data.task import Batch
 from raffm.errors import RunError
 from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
 from raffm.models.labelled import Labelled
@@ -32,7 +33,7 @@ class Fiarse:
 
     name: ClassVar[str] = "fiarse"
 
-    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs weights to mask."""
         if not maskable(server.layout):
             raise RunError(f"fiarse masks weights of linear maps, but {type(server.model).__name__} has none.")
@@ -55,9 +56,9 @@ class Fiarse:
         """The counted mean over the masks that were sent, whatever moved."""
         counted_mean(tally, update, self.held(server, update.share))
 
-    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
         """The largest weights of the current model."""
-        return [Served((thresholds(server, [size])[size],))]
+        return [Served((thresholds(server, [device.size])[device.size],))]
 
 
 def maskable(layout: Layout) -> tuple[str, ...]:
@@ -86,7 +87,7 @@ def thresholds(server: Labelled, sizes: Sequence[float]) -> dict[float, Share]:
     cut = [size for size in sizes if size < 1]
     if not cut:
         return shares
-    flat = torch.cat([server.tensors[name].detach().abs().flatten() for name in maskable(server.layout)]).cpu().numpy()
+    flat = torch.cat([server.tensors[name].detach().abs().flatten() for name in maskable(server.layout)]).float().cpu().numpy()
     kept = {size: kept_count(size, len(flat)) for size in cut}
     ordered = np.partition(flat, [len(flat) - count for count in kept.values()])
     for size, count in kept.items():
@@ -115,51 +116,59 @@ def mask_of(server: Labelled, share: Share) -> Mask:
 # -- training ------------------------------------------------------------------------------------------------------
 
 
-def _learn_masked(loss: object, kept: Mapping[str, Tensor], threshold: float) -> Learn:
-    """Parameters outside the active set are 0 in the module. One that leaves is parked, and comes back at the end."""
-    active: dict[str, Tensor] = {}
-    parked: dict[str, Tensor] = {}
+def _learn_masked(loss: Callable[[nn.Module, Batch], Tensor], kept: Mapping[str, Tensor], threshold: float) -> Learn:
+    """Parameters outside the active set are 0 in the module. One that leaves is parked, and comes back at the end.
+
+    Lists of tensors, moved by one call each: there are many small ones.
+    """
+    weights: list[Tensor] = []
+    active: list[Tensor] = []
+    parked: list[Tensor] = []
 
     @torch.no_grad()
     def prepare(module: nn.Module) -> None:
-        for name, parameter in _masked_parameters(module, kept):
-            active[name] = kept[name].to(parameter)
-            parked[name] = torch.zeros_like(parameter)
-            parameter.mul_(active[name])
+        for name, parameter in module.named_parameters():
+            if name in kept:
+                weights.append(parameter)
+                active.append(kept[name].to(parameter))
+                parked.append(torch.zeros_like(parameter))
+        torch._foreach_mul_(weights, active)
 
     @torch.no_grad()
     def after_backward(module: nn.Module) -> None:
-        for name, parameter in _masked_parameters(module, kept):
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor(parameter, threshold)).mul_(active[name])
+        trained = [(weight, weight.grad, mask) for weight, mask in zip(weights, active, strict=True) if weight.grad is not None]
+        gradients = [gradient for _, gradient, _ in trained]
+        torch._foreach_mul_(gradients, factors([weight for weight, _, _ in trained], threshold))
+        torch._foreach_mul_(gradients, [mask for _, _, mask in trained])
 
     @torch.no_grad()
     def after_step(module: nn.Module) -> None:
-        for name, parameter in _masked_parameters(module, kept):
-            parameter.mul_(active[name])  # momentum moves what has left; its place in the module is 0
-            if threshold > 0:
-                active[name].copy_(parameter.abs() >= threshold)
-                parked[name].add_(parameter - parameter * active[name])
-                parameter.mul_(active[name])
+        torch._foreach_mul_(weights, active)  # momentum moves what has left; its place in the module is 0
+        if threshold > 0:
+            for mask, magnitude in zip(active, torch._foreach_abs(weights), strict=True):
+                torch.ge(magnitude, threshold, out=mask)
+            torch._foreach_add_(parked, weights)
+            torch._foreach_mul_(weights, active)
+            torch._foreach_sub_(parked, weights)
 
     @torch.no_grad()
     def finish(module: nn.Module) -> None:
-        for name, parameter in _masked_parameters(module, kept):
-            parameter.add_(parked[name])
+        torch._foreach_add_(weights, parked)
 
-    return Learn(loss, prepare, after_backward, after_step, finish)  # type: ignore[arg-type]
-
-
-def _masked_parameters(module: nn.Module, kept: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    return [(name, parameter) for name, parameter in module.named_parameters() if name in kept]
+    return Learn(loss, prepare, after_backward, after_step, finish)
 
 
-def factor(weight: Tensor, threshold: float) -> Tensor:
-    """What the gradient of a kept weight is multiplied by: 1.5 at the threshold, 1 far above it.
+def factors(weights: list[Tensor], threshold: float) -> tuple[Tensor, ...]:
+    """What the gradients of kept weights are multiplied by: 1.5 at the threshold, 1 far above it.
 
     The derivative of w * M(w), with (|w| - th) / (|w| + th) in the place of the step function M.
     """
+    magnitudes = torch._foreach_abs(weights)
     if threshold == 0:
-        return torch.ones_like(weight)
-    magnitude = weight.abs()
-    return (magnitude + threshold).pow_(-2).mul_(magnitude).mul_(2 * threshold).add_(1)
+        return tuple(torch.ones_like(weight) for weight in weights)
+    below = torch._foreach_add(magnitudes, threshold)
+    torch._foreach_mul_(below, below)
+    torch._foreach_mul_(magnitudes, 2 * threshold)
+    torch._foreach_div_(magnitudes, below)
+    torch._foreach_add_(magnitudes, 1)
+    return tuple(magnitudes)

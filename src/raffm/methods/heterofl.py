@@ -19,6 +19,7 @@ from raffm.methods.widths import (
     ratio_of,
     refuse_classless,
     refuse_uncuttable,
+    refuse_unscalable,
     width_sizes,
 )
 from raffm.models.labelled import Labelled
@@ -36,9 +37,11 @@ class HeteroFL:
     scaler: bool = True
     masked_loss: bool = True
 
-    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs widths, and classes to mask."""
         refuse_uncuttable(server, self.name)
+        if self.scaler:
+            refuse_unscalable(server, self.name)
         if self.masked_loss:
             refuse_classless(server, self.name)
 
@@ -63,6 +66,6 @@ class HeteroFL:
         """The counted mean, by class in the head."""
         merge_by_class(tally, update, self.masked_loss)
 
-    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
         """The same prefix."""
-        return [Served((self._prefix(server, size),))]
+        return [Served((self._prefix(server, device.size),))]

@@ -3,7 +3,7 @@
     choose    (server, round, devices)   a Share for every device of the round
     learn     (server, share, client)    what happens in a client's steps; the backend owns the loop
     merge     (tally, server, update)    how one client's update is counted
-    serve     (server, round, size)      the submodels that a device of a size receives afterwards
+    serve     (server, round, device)    the submodels that a device receives afterwards
 
 A method is a frozen dataclass whose fields are its switches. It keeps no state: what it decides follows from the
 server's model, the round and the seed, so a run can be stopped and resumed anywhere.
@@ -30,7 +30,7 @@ Step = Callable[[nn.Module], None]
 
 @dataclass(frozen=True)
 class Device:
-    """A client of this round as `choose` sees it. `size` is the part of the full model's parameters it can hold."""
+    """A client's device as a method sees it. `size` is the part of the full model's parameters it can hold."""
 
     client: int
     size: float
@@ -108,8 +108,8 @@ class Method(Protocol):
         """The name by which users pick the method."""
         ...
 
-    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
-        """Raise a RunError that says why where the method makes no sense for this model or these sizes."""
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
+        """Raise an error that says why where the method makes no sense for this model or these devices."""
         ...
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
@@ -128,8 +128,8 @@ class Method(Protocol):
         """Add one client's update to the round's tally."""
         ...
 
-    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
-        """What a device of a size receives after a round: one entry for every way of serving it."""
+    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
+        """What a device receives after a round: one entry for every way of serving it."""
         ...
 
 

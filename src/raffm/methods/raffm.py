@@ -40,26 +40,26 @@ FINE = 64
 class RaFFM:
     """Salient parameter prioritization, and elastic submodels.
 
-    `metric` ranks the indices of every group anew each round (None: no prioritization, prefixes). `sizes` says how
+    `metric` ranks the indices of every group anew each round ("none": no prioritization, prefixes). `sizes` says how
     large a client's submodel is: "fitted" to its budget, or the published "sandwich", which ignores the device: the
     first client of a round trains the full model, the second the smallest, all others a random one. `space` holds the
     sizes to choose from (by default: eighths of FFN and head dimensions, of inner channels in a ResNet).
     """
 
     name: ClassVar[str] = "raffm"
-    metric: str | None = "l1_norm"
+    metric: str = "l1_norm"
     sizes: Literal["fitted", "sandwich"] = "fitted"
     space: Mapping[str, Sequence[int]] | None = field(default=None, hash=False)
 
-    def refuse(self, server: Labelled, sizes: Sequence[float]) -> None:
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs a known metric, and submodels that fit the smallest device."""
-        if self.metric is not None and self.metric not in METRICS:
-            raise RunError(f"raffm ranks by {', '.join(METRICS)} while it trains, not by {self.metric!r}.")
+        if self.metric not in ("none", *METRICS):
+            raise RunError(f"raffm ranks by {', '.join(METRICS)} or none while it trains, not by {self.metric!r}.")
         if self.sizes not in ("fitted", "sandwich"):
             raise RunError(f"raffm's sizes are 'fitted' or 'sandwich', not {self.sizes!r}.")
         if self.sizes == "fitted":
-            for size in sizes:
-                self._shapes.fitted(server, Device(-1, size))
+            for device in devices:
+                self._shapes.fitted(server, device)
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The round's ranking, cut to every device's sizes."""
@@ -73,7 +73,7 @@ class RaFFM:
         return [shares[json.dumps(shape, sort_keys=True)] for shape in shapes]
 
     def _ranking(self, server: Labelled) -> Ranking:
-        return Ranking() if self.metric is None else rank(server.model, server.layout, self.metric)
+        return Ranking() if self.metric == "none" else rank(server.model, server.layout, self.metric)
 
     def _layer_of_sandwich(self, server: Labelled, round: int, device: Device, seed: int) -> Sizes:
         space = self._shapes.space(server)
@@ -97,9 +97,9 @@ class RaFFM:
         """The counted mean; the published one divides by the number of clients, which shrinks what few hold."""
         counted_mean(tally, update, update.share.selection)
 
-    def serve(self, server: Labelled, round: int, size: float) -> list[Served]:
+    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
         """The current ranking, cut to the sizes that fit."""
-        shape = self._shapes.fitted(server, Device(-1, size))
+        shape = self._shapes.fitted(server, device)
         return [Served((Share(self._ranking(server).cut(server.layout, shape)),))]
 
 

@@ -85,14 +85,30 @@ def scaled_modules(layout: Layout, selection: Selection) -> list[str]:
     A map that reads everything (the first convolution, the patches) sums over as many inputs as in the full model.
     """
     cut = set(selection.kept)
-    found = []
-    for name, label in layout.labels_of(selection).items():
-        if label.source is None or label.target is None:
-            continue
-        is_head = all(layout.groups[group].pinned for group in names(label.axes[label.target]))
-        if not is_head and cut & set(names(label.axes[label.source])):
-            found.append(layout.name_in(selection, name).rpartition(".")[0])
+    held = layout.labels_of(selection)
+    maps = [name for name, reads in _inner_maps(layout).items() if name in held and cut & reads]
+    return [layout.name_in(selection, name).removesuffix(".weight") for name in maps]
+
+
+def _inner_maps(layout: Layout) -> dict[str, set[str]]:
+    """The linear maps but for heads, whose outputs are pinned, and the groups that each of them reads."""
+    found = {}
+    for name, label in layout.labels.items():
+        if label.source is not None and label.target is not None:
+            is_head = all(layout.groups[group].pinned for group in names(label.axes[label.target]))
+            if not is_head:
+                found[name] = set(names(label.axes[label.source]))
     return found
+
+
+def refuse_unscalable(server: Labelled, method: str) -> None:
+    """The scaler divides what a module gives; a map that is a bare parameter has none."""
+    for name in _inner_maps(server.layout):
+        if not name.endswith(".weight"):
+            raise RunError(
+                f"{method} scales what linear maps give, but `{name}` is a parameter without a module of its own. Set "
+                "scaler = false."
+            )
 
 
 def _divided_by(ratio: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
@@ -112,5 +128,5 @@ def masked(task: Task, present: Tensor) -> Callable[[nn.Module, Batch], Tensor]:
 
 def merge_by_class(tally: Tally, update: Update, masked_loss: bool) -> None:
     """The counted mean; rows of the head enter for a client's own classes alone, as it trained no others."""
-    counted: Mapping[str, Tensor] = {CLASSES: update.present} if masked_loss else {}
+    counted: Mapping[str, Tensor] = {CLASSES: update.present} if masked_loss and not bool(update.present.all()) else {}
     tally.add(update.tensors, update.share.selection, update.weight, client=update.client, counted=counted)

@@ -11,10 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raffm.algebra.mask import Mask
 from raffm.algebra.selection import Selection
+from raffm.data.examples import Examples
+from raffm.data.task import Batch
 from raffm.devices.fleet import Tier
 from raffm.methods.method import Held, Share
 from raffm.models.surgery import skeleton
 from raffm.rounds.plan import Plan
+
+KNOWN = 1000
+"""Costs that are remembered."""
 
 BACKWARD = 2
 """A backward pass takes twice the work of the forward one."""
@@ -36,7 +41,10 @@ class Cost:
 
 
 class Costs:
-    """The cost of every share of a run; equal shapes are looked at once."""
+    """The cost of every share of a run; equal ones are looked at once.
+
+    Ask before the server moves: a threshold stands for other elements afterwards.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -44,11 +52,11 @@ class Costs:
 
     def of(self, share: Share) -> Cost:
         """What a share costs."""
-        server = self._plan.server
-        held = self._plan.method.held(server, share)
-        key = tuple(sorted(server.layout.sizes_of(share.selection).items())) if isinstance(held, Selection) else _kept(held)
+        key = tuple(sorted(self._plan.server.layout.sizes_of(share.selection).items())), tuple(share.numbers.items())
         if key not in self._known:
-            self._known[key] = self._cost(share, held)
+            if len(self._known) > KNOWN:
+                self._known.clear()
+            self._known[key] = self._cost(share, self._plan.method.held(self._plan.server, share))
         return self._known[key]
 
     def _cost(self, share: Share, held: Held) -> Cost:
@@ -69,15 +77,19 @@ class Costs:
         """Counted on a skeleton with a batch of one: shapes are followed, nothing is computed."""
         plan = self._plan
         module = skeleton(plan.server.model, plan.server.layout, selection).eval()
-        batch = plan.task.batch(plan.data.dataset.test, torch.zeros(1, dtype=torch.int64))
-        hollow = type(batch)({name: tensor.to("meta") for name, tensor in batch.inputs.items()}, batch.labels.to("meta"))
+        batch = plan.task.batch(plan.data.dataset.test, torch.tensor([_typical(plan.data.dataset.test)]))
+        inputs = {name: tensor.to("meta") for name, tensor in batch.inputs.items()}
+        inputs.pop("attention_mask", None)  # one text alone has nothing to mask, and transformers reads the mask's values
+        hollow = Batch(inputs, batch.labels.to("meta"))
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             plan.task.forward(module, hollow)
         return int(counter.get_total_flops())
 
 
-def _kept(mask: Mask) -> object:
-    return tuple(int(kept.sum()) for kept in mask.kept.values())
+def _typical(examples: Examples) -> int:
+    """An example to count the work of: of texts, one of median length."""
+    lengths = examples.inputs.get("lengths")
+    return 0 if lengths is None else int(lengths.argsort()[len(lengths) // 2])
 
 
 def coded_bytes(mask: Mask) -> int:

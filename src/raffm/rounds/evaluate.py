@@ -11,8 +11,7 @@ from torch import Tensor
 
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
-from raffm.devices.fleet import size_name
-from raffm.methods.method import Served
+from raffm.methods.method import Device, Served
 from raffm.rounds.backend import Backend
 from raffm.rounds.costs import Costs
 from raffm.rounds.plan import Plan
@@ -27,16 +26,16 @@ class Entry:
     """One row of an evaluation: a size, one way of serving it."""
 
     name: str
-    size: float
+    device: Device
     served: Served
 
 
 def entries_of(plan: Plan, round: int) -> list[Entry]:
     """All sizes, each in every way that the method serves it."""
     found = []
-    for size in plan.served_sizes:
-        for served in plan.method.serve(plan.server, round, size):
-            found.append(Entry(f"{size_name(size)} {served.view}".strip(), size, served))
+    for name, device in plan.served.items():
+        for served in plan.method.serve(plan.server, round, device):
+            found.append(Entry(f"{name} {served.view}".strip(), device, served))
     return found
 
 
@@ -48,7 +47,16 @@ def sizes_of(plan: Plan, costs: Costs) -> tuple[Size, ...]:
         cost = costs.of(entry.served.shares[0])
         fraction = cost.params / whole
         found.append(
-            Size(entry.name, entry.size, entry.served.view, cost.params, fraction, cost.bytes_down, cost.bytes_up, cost.flops)
+            Size(
+                entry.name,
+                entry.device.size,
+                entry.served.view,
+                cost.params,
+                fraction,
+                cost.bytes_down,
+                cost.bytes_up,
+                cost.flops,
+            )
         )
     return tuple(found)
 

@@ -63,8 +63,8 @@ class Local:
     def build(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
         """A fresh optimizer: nothing is carried from one round to the next."""
         if self.optimizer == "adamw":
-            return torch.optim.AdamW(parameters, rate, betas=self.betas, weight_decay=self.weight_decay)
-        return torch.optim.SGD(parameters, rate, momentum=self.momentum, weight_decay=self.weight_decay)
+            return torch.optim.AdamW(parameters, rate, betas=self.betas, weight_decay=self.weight_decay, fused=True)
+        return torch.optim.SGD(parameters, rate, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
 
 
 def order_of(examples: Integers, local: Local, seed: int, round: int, client: int) -> Tensor:

@@ -132,9 +132,10 @@ class _Run:
         return saved.round
 
     def in_time(self, round: int, orders: Sequence[Order]) -> tuple[list[Order], list[Order]]:
-        """Those that will answer before the deadline, and those that will not."""
+        """Those that will answer before the deadline, and those that will not; all costs are asked for here."""
         deadline = self.plan.participation.deadline
-        is_late = [bool(deadline) and self._seconds(order) > deadline for order in orders]
+        seconds = [self._seconds(order) for order in orders]
+        is_late = [bool(deadline) and taken > deadline for taken in seconds]
         on_time = [order for order, late in zip(orders, is_late, strict=True) if not late]
         return on_time, [order for order, late in zip(orders, is_late, strict=True) if late]
 

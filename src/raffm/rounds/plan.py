@@ -149,13 +149,19 @@ class Plan:
         empty = (self.data.split.train.counts == 0).nonzero()[0]
         if len(empty):
             raise DataError(f"client {empty[0]} has no training data. Use fewer clients or another split.")
+        head = self.server.layout.sizes.get("classes", len(self.data.dataset.classes))
+        if head < len(self.data.dataset.classes):
+            raise RunError(f"the data have {len(self.data.dataset.classes)} classes, but the model's head has {head}.")
         self.participation.count(self.data.clients)
-        self.method.refuse(self.server, self.served_sizes)
+        self.method.refuse(self.server, list(self.served.values()))
 
     @property
-    def served_sizes(self) -> tuple[float, ...]:
-        """The sizes that are evaluated, largest first; the full model is always among them."""
-        return tuple(sorted({1.0, *(self.evaluating.sizes or self.fleet.sizes)}, reverse=True))
+    def served(self) -> dict[str, Device]:
+        """The devices that submodels are made for, by name, largest first: the whole, the fleet's, and those asked for."""
+        devices = {Tier(size).label: Device(-1, size) for size in (1.0, *self.evaluating.sizes)}
+        if not self.evaluating.sizes:
+            devices |= {tier.label: Device(-1, tier.size, 0, tier.budget) for tier in self.fleet.tiers if tier.share}
+        return dict(sorted(devices.items(), key=lambda entry: -entry[1].size))
 
     # -- who ------------------------------------------------------------------------------------------------------
 
@@ -215,7 +221,8 @@ class Plan:
         """Which classes a client's training examples have."""
         labels = self.data.dataset.train.labels
         own = labels[torch.from_numpy(self.data.split.train[client]).to(labels.device)]
-        return torch.bincount(own, minlength=len(self.data.dataset.classes)) > 0
+        head = self.server.layout.sizes.get("classes", 0)  # may have more rows than the data have classes
+        return torch.bincount(own, minlength=max(head, len(self.data.dataset.classes))) > 0
 
 
 def _weighted(chances: Tensor, count: int, draw: torch.Generator) -> Tensor:

@@ -1,0 +1,274 @@
+"""Two rounds of every method, computed by hand.
+
+The model is out = v u w x, three linear maps without biases: `w` (a from one pixel), `u` (b from a), `v` (classes from b).
+The loss of an example is the output of its class c, so that with h = u w x
+
+    dv[c, b] = h[b]          du[b, a] = v[c, b] w[a] x          dw[a] = sum over b of v[c, b] u[b, a] x
+
+and nothing else moves. Client 0 has one example, x = 1 of class 0. Client 1 has three, all x = 2 of class 1. Both make one
+step of plain SGD, lr = 1/16 (FIARSE: 1/64), so means have the weights 1/4 and 3/4 where both hold an element. All numbers
+are short binary fractions, so float32 holds them exactly.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
+from raffm.data.task import Batch
+from raffm.devices.fleet import Fleet, Tier
+from raffm.methods import method_of
+from raffm.models.labelled import Labelled
+from raffm.models.table import read
+from raffm.rounds.backend import Serial
+from raffm.rounds.local import Local
+from raffm.rounds.loop import train
+from raffm.rounds.plan import Participation, Plan
+from raffm.rounds.results import Results
+
+TABLE = read(
+    """
+family = "chain"
+[groups]
+classes = { pinned = true }
+pixels = { pinned = true }
+[tensors]
+"w" = "pixels -> a"
+"u" = "a -> b"
+"v" = "b -> classes"
+[inputs]
+x = ["pixels = 1"]
+"""
+)
+
+Rows = list[list[float]]
+
+
+class Chain(nn.Module):
+    def __init__(self, w: list[float], u: Rows, v: Rows) -> None:
+        super().__init__()
+        self.w, self.u, self.v = nn.Linear(1, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False)
+        with torch.no_grad():
+            self.w.weight.copy_(torch.tensor(w)[:, None])
+            self.u.weight.copy_(torch.tensor(u))
+            self.v.weight.copy_(torch.tensor(v))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.v(self.u(self.w(x)))
+
+
+class OutputOfTheClass:
+    """A task whose loss is linear in the output."""
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.zeros((*shape, 0), dtype=torch.int64)
+
+    def batch(self, examples: Examples, picks: Tensor, moves: Tensor | None = None) -> Batch:
+        return Batch({"x": examples.inputs["x"][picks]}, examples.labels[picks])
+
+    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
+        outputs: Tensor = module(**batch.inputs)
+        return outputs
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.gather(1, labels[:, None])[:, 0]
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"score": float(outputs.sum())}
+
+
+def plan_of(model: Chain, method: str, sizes: tuple[float, float], lr: float = 1 / 16, **switches: object) -> Plan:
+    """Two rounds with both clients; `sizes` are those of client 0 and client 1."""
+    xs, labels = torch.tensor([[1.0], [2.0], [2.0], [2.0]]), torch.tensor([0, 1, 1, 1])
+    test = Examples({"x": torch.tensor([[1.0], [1.0]])}, torch.tensor([0, 1]))
+    split = Split(Parts.of([np.array([0]), np.array([1, 2, 3])]), Parts.of([np.array([0]), np.array([1])]))
+    tiers = tuple(Tier(size) for size in dict.fromkeys(sizes))
+    seed = 0
+    while [int(tier) for tier in Fleet(tiers).tiers_of(2, seed)] != list(range(2))[: len(tiers)] + [0] * (2 - len(tiers)):
+        seed += 1  # the first seed that deals the devices so
+    plan = Plan(
+        server=Labelled.of(model, TABLE),
+        method=method_of(method, **switches),
+        task=OutputOfTheClass(),
+        data=Federation(Dataset("by hand", Examples({"x": xs}, labels), test, ("zero", "one")), split),
+        fleet=Fleet(tiers),
+        rounds=2,
+        seed=seed,
+        local=Local("sgd", lr=lr, batch=1, steps=1),
+        participation=Participation(2),
+    )
+    assert [plan.tier_of(client, 0).size for client in (0, 1)] == list(sizes)
+    return plan
+
+
+class Look:
+    """Notes the model after every round."""
+
+    def __init__(self, model: Chain) -> None:
+        self.model = model
+        self.after: list[tuple[list[float], Rows, Rows]] = []
+
+    def client(self, round: int, done: int, of: int) -> None:
+        pass
+
+    def round(self, *_: object) -> None:
+        model = self.model
+        self.after.append((model.w.weight[:, 0].tolist(), model.u.weight.tolist(), model.v.weight.tolist()))
+
+
+def rounds(plan: Plan) -> tuple[list[tuple[list[float], Rows, Rows]], Results]:
+    assert isinstance(plan.server.model, Chain)
+    look = Look(plan.server.model)
+    results = train(plan, Serial(plan), watcher=look)
+    return look.after, results
+
+
+ONES = [1.0, 1.0, 1.0, 1.0]
+
+
+def test_two_rounds_of_fedavg() -> None:
+    """All are full, so all numbers of w are equal, those of u too, and those of each row of v."""
+    model = Chain(ONES, [ONES] * 4, [[4.0] * 4, ONES])
+    (first, second), results = rounds(plan_of(model, "fedavg", (1.0, 1.0)))
+    # Round 1. Client 1 (x 2, class 1): h 8, dv 8, du 1*1*2 = 2, dw 4*1*1*2 = 8.
+    #          Client 0 (x 1, class 0): h 4, dv 4, du 4*1*1 = 4, dw 4*4*1*1 = 16.
+    # w 1 - (3*8 + 16)/64 = 0.375       u 1 - (3*2 + 4)/64 = 0.84375
+    # v[0] 4 - (0 + 4)/64 = 3.9375      v[1] 1 - (3*8 + 0)/64 = 0.625
+    assert first == ([0.375] * 4, [[0.84375] * 4] * 4, [[3.9375] * 4, [0.625] * 4])
+    # Losses: client 1 has 4*1*8 = 32, client 0 has 4*4*4 = 64.
+    assert results.rounds[0].loss == 48
+    # Round 2. Client 1: h 4*0.84375*0.375*2 = 2.53125, dv the same, du 0.625*0.375*2 = 0.46875,
+    #                    dw 4*0.625*0.84375*2 = 4.21875.
+    #          Client 0: h 4*0.84375*0.375 = 1.265625, dv the same, du 3.9375*0.375 = 1.4765625,
+    #                    dw 4*3.9375*0.84375 = 13.2890625.
+    # w 0.375 - (3*4.21875 + 13.2890625)/64           u 0.84375 - (3*0.46875 + 1.4765625)/64
+    # v[0] 3.9375 - 1.265625/64                       v[1] 0.625 - 3*2.53125/64
+    assert second == ([-0.0303955078125] * 4, [[0.7987060546875] * 4] * 4, [[3.917724609375] * 4, [0.50634765625] * 4])
+
+
+AFTER_ONE = (
+    [0.375, 0.5, 1.0, 1.0],
+    [[0.5625, 0.75, 1.0, 1.0], [0.75, 0.75, 1.0, 1.0], ONES, ONES],
+    [[3.75, 4.0, 4.0, 4.0], [0.5, 0.5, 1.0, 1.0]],
+)
+"""After the first round of HeteroFL, and of FedRolex, whose first window is the prefix.
+
+Client 1 is 1/4 and holds 2 of the 4 indices of a and b; the scaler divides u's output by 1/2. Client 0 is 1/16 and holds
+1 of 4; its scaler divides by 1/4. So x / ratio is 4 for both, and stands in the place of x in all derivatives.
+Client 1 (class 1): h (1 + 1)*4 = 8, dv 8, du 1*1*4 = 4, dw 2*1*1*4 = 8.
+Client 0 (class 0): h 1*4 = 4, dv 4, du 4*1*4 = 16, dw 4*1*4 = 16.
+w[0] 1 - (3*8 + 16)/64 = 0.375        w[1] 1 - 8/16 = 0.5 (client 1 alone)        w[2], w[3] nobody
+u[0, 0] 1 - (3*4 + 16)/64 = 0.5625    the rest of u[:2, :2] 1 - 4/16 = 0.75       others nobody
+v[0, 0] 4 - 4/16 = 3.75: class 0 is counted by client 0 alone. It does not hold v[0, 1], client 1 has no class 0: nobody
+v[1, :2] 1 - 8/16 = 0.5: class 1 is counted by client 1 alone
+"""
+
+
+def test_two_rounds_of_heterofl() -> None:
+    model = Chain(ONES, [ONES] * 4, [[4.0] * 4, ONES])
+    (first, second), results = rounds(plan_of(model, "heterofl", (1 / 16, 1 / 4)))
+    assert first == AFTER_ONE
+    # Losses: client 1 has v[1] h = 8 + 8 = 16, client 0 has 4*4 = 16.
+    assert results.rounds[0].loss == 16
+    # Round 2, the same prefixes. Client 1: h[0] (0.5625*0.375 + 0.75*0.5)*4 = 2.34375, h[1] (0.75*0.375 + 0.75*0.5)*4 = 2.625
+    #   du[b, a] 0.5*w[a]*4: 0.75 and 1        dw[0] 0.5*(0.5625 + 0.75)*4 = 2.625, dw[1] 0.5*(0.75 + 0.75)*4 = 3
+    # Client 0: h 0.5625*0.375*4 = 0.84375, du 3.75*0.375*4 = 5.625, dw 3.75*0.5625*4 = 8.4375
+    assert second == (
+        # 0.375 - (3*2.625 + 8.4375)/64, 0.5 - 3/16
+        [0.1201171875, 0.3125, 1.0, 1.0],
+        # 0.5625 - (3*0.75 + 5.625)/64, 0.75 - 1/16; 0.75 - 0.75/16, 0.75 - 1/16
+        [[0.439453125, 0.6875, 1.0, 1.0], [0.703125, 0.6875, 1.0, 1.0], ONES, ONES],
+        # 3.75 - 0.84375/16; 0.5 - 2.34375/16, 0.5 - 2.625/16
+        [[3.697265625, 4.0, 4.0, 4.0], [0.353515625, 0.3359375, 1.0, 1.0]],
+    )
+
+
+def test_two_rounds_of_fedrolex() -> None:
+    model = Chain(ONES, [ONES] * 4, [[4.0] * 4, ONES])
+    (first, second), _ = rounds(plan_of(model, "fedrolex", (1 / 16, 1 / 4)))
+    assert first == AFTER_ONE
+    # Round 2: client 1 holds the indices 1 and 2, client 0 holds 1.
+    # Client 1: w 0.5, 1; u 0.75, 1; 1, 1; v 0.5, 1.   h[1] (0.75*0.5 + 1*1)*4 = 5.5, h[2] (0.5 + 1)*4 = 6
+    #   du[1, 1] 0.5*0.5*4 = 1, du[1, 2] 0.5*1*4 = 2, du[2, 1] 1*0.5*4 = 2, du[2, 2] 4
+    #   dw[1] (0.5*0.75 + 1*1)*4 = 5.5, dw[2] (0.5*1 + 1*1)*4 = 6
+    # Client 0: w 0.5, u 0.75, v 4.   h 0.75*0.5*4 = 1.5, du 4*0.5*4 = 8, dw 4*0.75*4 = 12
+    assert second == (
+        # index 0 is out of the window; 0.5 - (3*5.5 + 12)/64; 1 - 6/16
+        [0.375, 0.0546875, 0.625, 1.0],
+        # 0.75 - (3*1 + 8)/64, 1 - 2/16; 1 - 2/16, 1 - 4/16
+        [[0.5625, 0.75, 1.0, 1.0], [0.75, 0.578125, 0.875, 1.0], [1.0, 0.875, 0.75, 1.0], ONES],
+        # 4 - 1.5/16; 0.5 - 5.5/16, 1 - 6/16
+        [[3.75, 3.90625, 4.0, 4.0], [0.5, 0.15625, 0.625, 1.0]],
+    )
+
+
+def test_two_rounds_of_raffm() -> None:
+    """Only b may be cut, to 1 or 2 of 4: 10 or 16 of the 28 parameters, which 0.36 and 0.6 of them allow.
+
+    Index b is as salient as the sum of row b of u, times that of column b of v.
+    """
+    model = Chain(ONES, [ONES] * 4, [[1.0, 1.0, 4.0, 1.0], [1.0, 1.0, 2.0, 2.0]])
+    plan = plan_of(model, "raffm", (0.36, 0.6), space={"b": [1, 2, 4]})
+    (first, second), _ = rounds(plan)
+    # Salience 4*2, 4*2, 4*6, 4*3: client 1 holds the indices 2 and 3, client 0 holds 2.
+    # Client 1: h 8, du 2*1*2 = 4 in both rows, dw (2 + 2)*2 = 8.   Client 0: h 4, du 4, dw 4.
+    assert first == (
+        # held by both: 1 - (3*8 + 4)/64
+        [0.5625] * 4,
+        # row 2 by both: 1 - (3*4 + 4)/64; row 3 by client 1: 1 - 4/16; rows 0 and 1 by nobody
+        [ONES, ONES, [0.75] * 4, [0.75] * 4],
+        # v[0, 2] both hold, client 0 moves: 4 - 4/64; v[1, 2] 2 - 3*8/64; v[1, 3] by client 1: 2 - 8/16
+        [[1.0, 1.0, 3.9375, 1.0], [1.0, 1.0, 1.625, 1.5]],
+    )
+    # Salience 4*2 = 8, 8, 3*5.5625, 3*2.5 = 7.5: index 3 has fallen behind index 0, so client 1 holds 2 and 0.
+    # Client 1: h[0] 4*0.5625*2 = 4.5, h[2] 4*0.75*0.5625*2 = 3.375; du[0] 1*0.5625*2 = 1.125,
+    #   du[2] 1.625*0.5625*2 = 1.828125; dw (1*1 + 1.625*0.75)*2 = 4.4375
+    # Client 0: h[2] 4*0.75*0.5625 = 1.6875, du[2] 3.9375*0.5625 = 2.21484375, dw 3.9375*0.75 = 2.953125
+    assert second == (
+        # 0.5625 - (3*4.4375 + 2.953125)/64
+        [0.308349609375] * 4,
+        # 1 - 1.125/16; nobody; 0.75 - (3*1.828125 + 2.21484375)/64; nobody
+        [[0.9296875] * 4, ONES, [0.62969970703125] * 4, [0.75] * 4],
+        # 3.9375 - 1.6875/64; 1 - 4.5/16, 1.625 - 3*3.375/64
+        [[1.0, 1.0, 3.9111328125, 1.0], [0.71875, 1.0, 1.466796875, 1.5]],
+    )
+
+
+def test_two_rounds_of_fiarse() -> None:
+    """Client 1 (0.2) holds round(0.2*28) = 6 weights, client 0 (0.1) holds 3. The factor at n thresholds: 1 + 2n/(n + 1)^2."""
+    low = [0.25] * 4
+    model = Chain(
+        [3.0, 1.0, 0.25, 0.25], [[3.0, 1.0, 0.25, 0.25], low, low, low], [[3.0, 0.25, 0.25, 0.25], [1.0, 0.25, 0.25, 0.25]]
+    )
+    (first, second), results = rounds(plan_of(model, "fiarse", (0.1, 0.2), lr=1 / 64))
+    # Client 1: threshold 1, the factor is 1.5 at 1 and 1 + 6/16 = 1.375 at 3. It sees w 3, 1; u[0] 3, 1; v[:, 0] 3, 1.
+    #   h[0] (3*3 + 1*1)*2 = 20: dv[1, 0] 20*1.5 = 30    du[0, 0] 1*3*2*1.375 = 8.25, du[0, 1] 1*1*2*1.5 = 3
+    #   dw[0] 1*3*2*1.375 = 8.25, dw[1] 1*1*2*1.5 = 3
+    # Client 0: threshold 3, the factor is 1.5. It sees w[0] = u[0, 0] = v[0, 0] = 3: all derivatives are 9*1.5 = 13.5.
+    assert first == (
+        # 3 - (3*8.25 + 13.5)/256; 1 - 3/64 (client 1 alone)
+        [2.8505859375, 0.953125, 0.25, 0.25],
+        [[2.8505859375, 0.953125, 0.25, 0.25], low, low, low],
+        # v[0, 0] both hold, client 0 moves: 3 - 13.5/256.   v[1, 0] 1 - 30/64: below the threshold, sent back all the same
+        [[2.947265625, 0.25, 0.25, 0.25], [0.53125, 0.25, 0.25, 0.25]],
+    )
+    # Losses: client 1 has 1*20, client 0 has 3*9.
+    assert results.rounds[0].loss == 23.5
+    # Round 2: the same elements are largest; client 1's threshold is 0.53125, client 0's 2.8505859375. With
+    # p = 2.8505859375 (w[0], u[0, 0]), q = 0.953125 (w[1], u[0, 1]), r = 2.947265625, s = 0.53125 (v[0, 0], v[1, 0]), and
+    # f(m, th) = 1 + 2 m th / (m + th)^2: f(p, s) 1.2648244, f(q, s) 1.4596122, f(r, p) 1.4998610.
+    # Client 1: dv[1, 0] (p*p + q*q)*2*1.5 = 27.1028624, dw[0] = du[0, 0] = s*p*2*f(p, s) = 3.8308338,
+    #   dw[1] = du[0, 1] = s*q*2*f(q, s) = 1.4781424
+    # Client 0: dv[0, 0] p*p*f(r, p) = 12.1876306, dw[0] = du[0, 0] = r*p*1.5 = 12.6021509
+    expected = (
+        # p - (3*3.8308338 + 12.6021509)/256, q - 1.4781424/64
+        [2.7564662, 0.9300290, 0.25, 0.25],
+        [[2.7564662, 0.9300290, 0.25, 0.25], low, low, low],
+        # r - 12.1876306/256; s - 27.1028624/64
+        [[2.8996577, 0.25, 0.25, 0.25], [0.1077678, 0.25, 0.25, 0.25]],
+    )
+    for found, hand in zip(second, expected, strict=True):
+        assert np.asarray(found) == pytest.approx(np.asarray(hand), abs=1e-6)
+    # What nobody held is exactly as it was.
+    assert second[1][1:] == [low, low, low]

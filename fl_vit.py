@@ -45,6 +45,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=64, help="examples in a step")
     parser.add_argument("--peft", action="store_true", help="train adapters alone (not in this version)")
     parser.add_argument("--fleet", help="devices by size and share, as in '1:20, 1/2:40, 1/4:40'; fits submodels to them")
+    parser.add_argument(
+        "--image_size", type=int, default=0, help="resize images to this side; needed where they differ in size"
+    )
     parser.add_argument("--seed", type=int, default=123, help="the seed of every random choice")
     parser.add_argument("--backend", default="serial", help="serial or pooled")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -66,7 +69,13 @@ def settings_of(given: argparse.Namespace) -> Settings:
             "rounds": given.num_rounds,
             "seed": given.seed,
             "model": {"name": MODELS.get(given.model, given.model)},
-            "data": {"source": given.dataset, "clients": given.num_clients, "validation": 0.2, **split},
+            "data": {
+                "source": given.dataset,
+                "clients": given.num_clients,
+                "validation": 0.2,
+                "image_size": given.image_size,
+                **split,
+            },
             "fleet": {"tiers": given.fleet or "full"},
             "local": {
                 "optimizer": "adamw",

@@ -9,7 +9,7 @@ small = result.submodel(1 / 4)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class Trained:
 
         `view` picks one of several ways of serving it ("prefix" for FedRolex); by default the first.
         """
+        if not 0 < size <= 1:
+            raise RunError(f"a size is a part of the full model, above 0 and at most 1, but was given {size!r}.")
         known = [device for device in self.plan.served.values() if device.size == size]
         ways = self.plan.method.serve(self.plan.server, self.plan.rounds, known[0] if known else Device(-1, size))
         chosen = [way for way in ways if not view or way.view == view]
@@ -145,7 +147,7 @@ def train(
     keeping = Keeping(None if folder is None else Path(folder) / "checkpoint", save_every, resume)
     made = backend_of(backend, plan, workers)
     try:
-        results = run(plan, made, keeping, dict(settings or {}), watcher)
+        results = run(plan, made, keeping, dict(settings or described(plan)), watcher)
     finally:
         made.close()
     trained = Trained(results, plan)
@@ -153,6 +155,25 @@ def train(
         trained.save(Path(folder) / "submodels")
         write_results(results, Path(folder))
     return trained
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """A plan's settings in plain values, for results and reports."""
+    tiers = [{"size": tier.size, "share": tier.share} for tier in plan.fleet.tiers]
+    return {
+        "method": {"name": plan.method.name, **{entry.name: getattr(plan.method, entry.name) for entry in _switches(plan)}},
+        "rounds": plan.rounds,
+        "seed": plan.seed,
+        "fleet": {"tiers": tiers, "redraw": plan.fleet.redraw},
+        "local": asdict(plan.local),
+        "participation": asdict(plan.participation),
+        "merging": asdict(plan.merging),
+        "evaluate": asdict(plan.evaluating),
+    }
+
+
+def _switches(plan: Plan) -> tuple[Field[Any], ...]:
+    return fields(plan.method) if is_dataclass(plan.method) else ()
 
 
 def backend_of(name: str, plan: Plan, workers: int | None = None) -> Backend:

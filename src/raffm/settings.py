@@ -19,12 +19,16 @@ tiers = "quarters"                # or a list of { size = 0.25, share = 30, spee
 
 from __future__ import annotations
 
+import collections.abc
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
 
 from raffm.data.examples import Dataset, Examples, Federation
 from raffm.data.sources import Columns
@@ -93,12 +97,20 @@ class BackendSettings:
     workers: int = 0
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise RunError(f"there cannot be {self.workers} workers. 0 means as many as there are cores.")
+
 
 @dataclass(frozen=True)
 class SaveSettings:
     """How often a run is saved, in rounds."""
 
     every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise RunError(f"a run is saved every {self.every!r} rounds; give at least 1.")
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,8 @@ def _set(entry: Mapping[str, Any]) -> dict[str, Any]:
 _OPEN = {"model": "config", "data": "parameters"}
 """Sections whose unknown keys belong to somebody else: the model's config, the split."""
 
-SPLIT_PARAMETERS = ("alpha", "least", "classes_per_client", "k")
+SPLIT_PARAMETERS: Mapping[str, Any] = {"alpha": float, "least": int, "classes_per_client": int, "k": int}
+"""What splits may be given, and of which kind."""
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -143,7 +156,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise RunError(f"there is no file {str(path)!r}.")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{str(path)!r} is not valid TOML: {error}.") from None
 
 
@@ -185,9 +198,16 @@ def _section(kind: type[Any], entry: Any, where: str) -> Any:
         else:
             _refuse_unknown(key, known, f"[{where}]")
             made[key] = _value(value, kinds[key], f"{where}.{key}")
-    if rest and others:
+    if rest and (others or rest in made):
         made[rest] = {**made.get(rest, {}), **others}
+    if where == "data":
+        made["parameters"] = {key: _parameter(key, value) for key, value in made.get("parameters", {}).items()}
     return kind(**made)
+
+
+def _parameter(key: str, value: Any) -> Any:
+    _refuse_unknown(key, SPLIT_PARAMETERS, "the split")
+    return _value(value, SPLIT_PARAMETERS[key], f"data.{key}")
 
 
 def _refuse_unknown(key: str, known: Mapping[str, Any], where: str) -> None:
@@ -199,33 +219,37 @@ def _refuse_unknown(key: str, known: Mapping[str, Any], where: str) -> None:
 
 def _value(value: Any, kind: Any, where: str) -> Any:
     """A value of the kind that a field has; whole numbers will do for others, lists become tuples."""
-    text = str(kind)
-    if isinstance(value, list):
-        value = tuple(value)
-    allowed: tuple[type[Any], ...] = tuple(
-        found
-        for name, found in (
-            ("int", int),
-            ("float", float),
-            ("bool", bool),
-            ("str", str),
-            ("tuple", tuple),
-            ("Mapping", Mapping),
-        )
-        if name in text or kind is found
-    )
-    if "Literal" in text:
-        allowed = (str,)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if int not in allowed else value
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        raise RunError(f"`{where}` is {value!r}, which is not {_words(allowed)}.")
-    return value
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    for option in options:
+        made = _fitted(value, option)
+        if made is not None:
+            return made
+    raise RunError(f"`{where}` is {value!r}, which is not {' or '.join(_words(option) for option in options)}.")
 
 
-def _words(allowed: Sequence[type[Any]]) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
-    return " or ".join(words.get(kind, "a table") for kind in allowed)
+def _fitted(value: Any, kind: Any) -> Any:
+    """The value as a kind, or None where it is of another."""
+    origin = get_origin(kind) or kind
+    if origin is tuple and isinstance(value, list | tuple):
+        inner = get_args(kind)
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        made = [_fitted(entry, each) for entry, each in zip(value, kinds, strict=False)]
+        return tuple(made) if len(value) == len(kinds) and all(entry is not None for entry in made) else None
+    if origin is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if origin is int and isinstance(value, bool):
+        return None
+    expected = str if origin is Literal else Mapping if origin in (dict, Mapping, collections.abc.Mapping) else origin
+    return value if isinstance(expected, type) and isinstance(value, expected) else None
+
+
+def _words(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Literal: "a text"}
+    origin = get_origin(kind) or kind
+    if origin is tuple:
+        inner = get_args(kind)
+        return f"a list, each entry of it {_words(inner[0])}" if inner[-1] is Ellipsis else f"a list of {len(inner)} numbers"
+    return words.get(origin, "a table" if origin is not type(None) else "left out")
 
 
 # -- making --------------------------------------------------------------------------------------------------------
@@ -233,6 +257,7 @@ def _words(allowed: Sequence[type[Any]]) -> str:
 
 def plan_of(settings: Settings) -> Plan:
     """Everything a run needs: model, data, clients, fleet and method."""
+    _refuse_device(settings.backend.device)
     method = method_from(settings.method)
     fleet = fleet_from(settings.fleet)
     data = data_of(settings)
@@ -250,6 +275,13 @@ def plan_of(settings: Settings) -> Plan:
         merging=settings.merging,
         evaluating=settings.evaluate,
     )
+
+
+def _refuse_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def method_from(content: Mapping[str, Any]) -> Method:
@@ -359,9 +391,7 @@ def fleet_from(settings: FleetSettings) -> Fleet:
     return Fleet(tuple(_tier(entry) for entry in settings.tiers), settings.redraw)
 
 
-def _tier(entry: Any) -> Tier:
-    if not isinstance(entry, Mapping):
-        raise RunError(f"a tier of the fleet is a table with a `size`, but was given {entry!r}.")
+def _tier(entry: Mapping[str, Any]) -> Tier:
     limits = {key: value for key, value in entry.items() if key.startswith("max_")}
     known = {field.name: field for field in fields(Tier)}
     for key in entry:
@@ -369,7 +399,11 @@ def _tier(entry: Any) -> Tier:
             _refuse_unknown(key, known, "a tier of the fleet")
     if "size" not in entry:
         raise RunError(f"a tier of the fleet needs a `size`: {dict(entry)!r}.")
-    plain = {key: value for key, value in entry.items() if key not in limits}
+    for key in limits:
+        _refuse_unknown(key, {field.name: field for field in fields(Budget)}, "a tier of the fleet")
+    kinds = get_type_hints(Tier)
+    limits = {key: _value(value, int, f"fleet.{key}") for key, value in limits.items()}
+    plain = {key: _value(value, kinds[key], f"fleet.{key}") for key, value in entry.items() if key not in limits}
     return Tier(**{**plain, "budget": Budget(**limits) if limits else None})
 
 

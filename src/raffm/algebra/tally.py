@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 
 import torch
@@ -33,6 +34,9 @@ FOLD = 8
 
 HEADROOM = 2.0**-20
 """The part of the number range that an update may use, so that a million of them can be summed."""
+
+SMALL = 1 << 14
+"""Elements of a tensor that is added in one call with others (64 KiB of float32)."""
 
 PIECE = 1 << 18
 """Elements handled at a time (1 MiB of float32)."""
@@ -90,11 +94,11 @@ class Tally:
         gates = self._gates(counted or {}, held, client)
         if weight == 0:
             return
-        if gates or self._gated:
-            names = self._add_gated(update, held, names, weight, sent, gates)
         if isinstance(held, Mask):
             self._add_masked(update, held, weight, sent)
             return
+        if gates or self._gated:
+            names = self._add_gated(update, held, names, weight, sent, gates)
         self._count(update, names)
         if held != self._open:
             self._close()
@@ -221,7 +225,7 @@ class Tally:
     def _add_gated(
         self,
         update: Tensors,
-        held: Selection | Mask,
+        held: Selection,
         names: dict[str, str],
         weight: float,
         sent: Tensors | None,
@@ -231,7 +235,6 @@ class Tally:
 
         Once a tensor was gated it stays so until the round ends, and its coverage is written out.
         """
-        assert isinstance(held, Selection)
         for name in set(gates) - self._gated:
             self._close()
             if name in self._sums:
@@ -262,9 +265,11 @@ class Tally:
     ) -> None:
         """Add to a sum of the submodel's own shape; `_close` brings it into the full one."""
         plan = moves(self._layout, held)
+        small = {name: inner for name, inner in names.items() if self._is_small(name, update[inner])}
+        self._add_small(update, held, small, weight, sent)
         for name, inner in names.items():
             server = self._server[name]
-            if not server.is_floating_point():
+            if name in small or not server.is_floating_point():
                 continue
             wide = torch.promote_types(server.dtype, torch.float32)
             if sent is None:
@@ -279,6 +284,31 @@ class Tally:
                 else:
                     torch.sub(new.to(wide), old.to(wide), out=part).mul_(weight)
             self._open_sums[name] = total
+
+    def _is_small(self, name: str, update: Tensor) -> bool:
+        return update.numel() <= SMALL and update.dtype == self._server[name].dtype == torch.float32
+
+    def _add_small(
+        self, update: Tensors, held: Selection, names: Mapping[str, str], weight: float, sent: Tensors | None
+    ) -> None:
+        """The same for small tensors, whose sums would take less time than asking for them one by one."""
+        if not names:
+            return
+        plan = moves(self._layout, held)
+        lost = [self._memory.take(("lost", name), update[inner].shape, self._server[name]) for name, inner in names.items()]
+        for (name, inner), start in zip(names.items(), lost, strict=True):
+            if sent is None:
+                gather(self._server[name], plan[name].where, start)
+            else:
+                start.copy_(sent[inner])
+        torch._foreach_sub_(lost, [update[inner] for inner in names.values()])
+        totals = [self._memory.take(("open", name), update[inner].shape, self._server[name]) for name, inner in names.items()]
+        if held == self._open:
+            torch._foreach_add_(totals, lost, alpha=-weight)
+        else:
+            torch._foreach_mul_(lost, -weight)
+            torch._foreach_copy_(totals, lost)
+        self._open_sums.update(zip(names, totals, strict=True))
 
     def _add_masked(self, update: Tensors, held: Mask, weight: float, sent: Tensors | None) -> None:
         self._close()
@@ -326,7 +356,7 @@ class Tally:
         if written is not None and (not self._weights or name in self._gated):
             return written
         like = self._sum(name)
-        factors = [selection.factors(self._layout, name) for selection in self._weights]
+        factors = [_factors(self._layout, selection, name) for selection in self._weights]
         axes = [torch.stack(rows).to(like) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
         axes = [rows[:, :1] if bool((rows == 1).all()) else rows for rows in axes]
         weights = torch.tensor(list(self._weights.values()), dtype=torch.float64).to(like)[:, None]
@@ -335,6 +365,12 @@ class Tally:
             columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
         product = (axes[0] * weights).T @ columns
         return _added(written, product.view([rows.shape[1] for rows in axes] if like.dim() else []))
+
+
+@lru_cache(maxsize=4096)
+def _factors(layout: Layout, selection: Selection, name: str) -> list[Tensor]:
+    """Who holds what along every axis; rounds ask for the same ones again."""
+    return selection.factors(layout, name)
 
 
 def _added(total: Tensor | None, more: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def evaluate(
         asked = tuple(tier.size for tier in fleet_of(sizes).tiers)
         settings = replace(settings, evaluate=replace(settings.evaluate, sizes=asked))
     plan = plan_of(settings)
-    checkpoint.restore(saved, plan.server.tensors, place)
+    checkpoint.restore(saved, plan.server, place)
     evaluation, _ = evaluated(plan, Serial(plan), saved.round)
     if as_json:
         typer.echo(json.dumps(asdict(evaluation), indent=1))

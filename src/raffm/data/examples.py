@@ -52,7 +52,9 @@ class Dataset:
     owners: tuple[Integers, Integers] | None = None
 
     def __post_init__(self) -> None:
-        for part, examples in (("training", self.train), ("test", self.test)):
+        for part, examples in (("training", self.train), ("test", self.test), ("validation", self.validation)):
+            if examples is None:
+                continue
             if not len(examples):
                 raise DataError(f"the data set {self.name!r} has no {part} examples.")
             refuse_labels(examples.labels, len(self.classes), f"the {part} examples of {self.name!r}")

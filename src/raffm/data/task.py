@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raffm.data.examples import Examples
+from raffm.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,12 @@ class ImageClassification:
     crop: int = 0
     flip: bool = False
     size: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not all(spread > 0 for spread in self.std):
+            raise DataError(f"mean {self.mean} and std {self.std} need a number for every channel, and each std above 0.")
+        if self.crop < 0 or self.size < 0:
+            raise DataError(f"crop is {self.crop!r} and size {self.size!r}; both are at least 0 pixels.")
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Where the crop begins, down and right, and whether the image is mirrored."""

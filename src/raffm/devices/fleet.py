@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
+from math import floor, inf
 
 import torch
 from torch import Tensor
@@ -36,15 +36,17 @@ class Tier:
     def __post_init__(self) -> None:
         if not 0 < self.size <= 1:
             raise RunError(f"a device's size is a part of the full model, above 0 and at most 1, but was given {self.size!r}.")
-        if not self.share >= 0:
-            raise RunError(f"the share of the devices of size {self.size!r} is {self.share!r}; it must be at least 0.")
+        if not 0 <= self.share < inf:
+            raise RunError(f"the share of the devices of size {self.size!r} is {self.share!r}; it is a number of at least 0.")
         if self.speed <= 0 or self.bandwidth <= 0:
             raise RunError(f"devices of size {self.size!r} need a speed and a bandwidth above 0.")
 
     @property
     def label(self) -> str:
-        """Its name, or its size as people write it: 1/4."""
-        return self.name or size_name(self.size)
+        """Its name, or its size as people write it: 1/4; with its limits, where it has some."""
+        limits = self.budget.limits if self.budget is not None else {}
+        within = ", ".join(f"{limit:,} {kind}" for kind, limit in limits.items())
+        return self.name or size_name(self.size) + (f" within {within}" if within else "")
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _previous(folder: Path) -> Path:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Plain JSON, readable by people."""
-    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:

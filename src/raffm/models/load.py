@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from raffm.errors import CheckpointError, SpaceError, UnknownFamilyError
+from raffm.errors import CheckpointError, RaffmError, SpaceError, UnknownFamilyError
 from raffm.models import table as tables
 from raffm.models.resnet import ResNet, ResNetConfig
 
@@ -28,8 +29,7 @@ def tiny(family: str, seed: int = 0, **changes: Any) -> nn.Module:
 def from_config(family: str, name: str, content: dict[str, Any]) -> nn.Module:
     """A random model of a class, by the class's name: our own, or one of transformers'."""
     if family == "raffm_resnet":
-        lists = {key: tuple(entry) for key, entry in content.items() if isinstance(entry, list)}
-        return ResNet(ResNetConfig(**{**content, **lists})).eval()
+        return _resnet(content).eval()
     import transformers
 
     kind: Any = getattr(transformers, name, None)
@@ -69,7 +69,7 @@ def trainable(
     weights follow from the seed.
     """
     changes = dict(changes or {})
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _told_of(changes):
         torch.manual_seed(seed)
         if name == "resnet18":
             given = {"classes": classes, "channels": shape[0], "image_size": shape[-1], **changes} if shape else changes
@@ -82,6 +82,19 @@ def trainable(
             family = name.removesuffix(":tiny")
             return tiny(family, seed, **{**_fitting(family, classes, shape), **changes})
         return _pretrained(name, kind, classes, changes)
+
+
+@contextmanager
+def _told_of(changes: Mapping[str, Any]) -> Iterator[None]:
+    """What a config cannot be built from, in words."""
+    try:
+        yield
+    except RaffmError:
+        raise
+    except Exception as error:  # configs of many libraries raise many kinds
+        if not changes:
+            raise
+        raise SpaceError(f"no model can be built with {dict(changes)!r}: {str(error).strip().splitlines()[-1]}") from None
 
 
 def _small_vit(shape: tuple[int, ...]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ MEANINGS = {
     "Mean of last": "The mean over the last evaluations: less a matter of luck than one of them.",
     "Best on validation": "The test value in the round whose validation value, mean over sizes, was best. "
     "The test set never chooses anything: not this round, not a setting, not a size.",
-    "Virtual time": "How long the round would have taken on the fleet's devices, by the slowest client that was waited for.",
+    "Virtual time": "How long the rounds would have taken on the fleet's devices: work over speed plus bytes over bandwidth, "
+    "by the slowest client that was waited for. Speeds and bandwidths that the fleet does not state are assumed.",
 }
 
 STYLE = """

@@ -69,7 +69,8 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def client(self, round: int, done: int, of: int) -> None:
         """Show how far a round is."""

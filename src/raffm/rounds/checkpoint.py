@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raffm.errors import CheckpointError
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
+from raffm.models.labelled import Labelled
 from raffm.rounds.results import Results, from_json
 
 FORMAT = 1
@@ -54,26 +55,28 @@ def load(folder: Path, identity: str | None) -> Saved:
         raise CheckpointError(f"{str(folder)!r} has format {about.get('format')!r}; this version of raffm reads {FORMAT}.")
     if identity is not None and about.get("identity") != identity:
         raise CheckpointError(
-            f"{str(folder)!r} belongs to another run: its settings, model, data or version differ from these. Resume with what "
+            f"{str(folder)!r} belongs to another run: its settings, model or data differ from these. Resume with what "
             "it was started with, or choose another folder."
         )
     try:
         results = from_json(read_json(folder / "results.json"))
         next_round = int(about["round"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{str(folder)!r} is damaged: {error!r}. Restore it from a copy.") from None
     server, optimizer = (read_tensors(folder / f"{name}.safetensors") for name in ("server", "optimizer"))
     return Saved(next_round, results, server, optimizer)
 
 
 @torch.no_grad()
-def restore(saved: Saved, tensors: Mapping[str, Tensor], folder: Path) -> None:
+def restore(saved: Saved, server: Labelled, folder: Path) -> None:
     """Put a checkpoint's weights into the server's tensors; ones that do not fit are refused, and nothing changes."""
-    for name, tensor in saved.server.items():
-        if name not in tensors or tensors[name].shape != tensor.shape or tensors[name].dtype != tensor.dtype:
+    tensors = {name: server.tensors[name] for name in server.layout.tensors("parameter", "buffer")}
+    for name in {**tensors, **saved.server}:
+        mine, theirs = tensors.get(name), saved.server.get(name)
+        if mine is None or theirs is None or mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             raise CheckpointError(f"{str(folder)!r} holds another model: `{name}` does not fit.")
-    for name, tensor in saved.server.items():
-        tensors[name].copy_(tensor)
+    for name, tensor in tensors.items():
+        tensor.copy_(saved.server[name])
 
 
 def exists(folder: Path) -> bool:

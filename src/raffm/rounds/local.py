@@ -43,6 +43,8 @@ class Local:
         for name in ("lr", "batch", "decay", "decay_every"):
             if not getattr(self, name) > 0:
                 raise RunError(f"local {name} must be above 0, but is {getattr(self, name)!r}.")
+        if min(self.momentum, self.weight_decay, self.clip) < 0 or not all(0 <= beta < 1 for beta in self.betas):
+            raise RunError("local momentum, weight_decay and clip are at least 0, and betas lie in [0, 1).")
         if self.optimizer not in ("sgd", "adamw"):
             raise RunError(f"there is no local optimizer {self.optimizer!r}; there are sgd and adamw.")
         if self.schedule not in ("constant", "linear"):

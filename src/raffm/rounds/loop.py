@@ -7,13 +7,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
@@ -126,9 +128,9 @@ class _Run:
 
     def _resumed(self, folder: Path) -> int:
         saved = checkpoint.load(folder, self.identity)
-        checkpoint.restore(saved, self.plan.server.tensors, folder)
+        checkpoint.restore(saved, self.plan.server, folder)
         self.optimizer.restore(saved.optimizer)
-        self.results = saved.results
+        self.results = replace(saved.results, run=self.results.run)
         return saved.round
 
     def in_time(self, round: int, orders: Sequence[Order]) -> tuple[list[Order], list[Order]]:
@@ -185,7 +187,7 @@ class _Run:
         seconds = max([self._seconds(order) for order in orders], default=0.0)
         return Round(
             round=round + 1,
-            loss=fmean(losses) if losses else None,
+            loss=fmean(losses) if losses and all(map(isfinite, losses)) else None,
             clients=tuple(sorted(order.client for order in orders)),
             dropped=tuple(sorted(cohort.dropped)),
             late=tuple(sorted(order.client for order in late)),
@@ -234,20 +236,27 @@ def _blank(plan: Plan, costs: Costs, settings: dict[str, Any]) -> Results:
 
 def _identity(plan: Plan, settings: dict[str, Any]) -> str:
     """What a run is: its model at the beginning, its clients' data, and its settings, but for how long it lasts."""
-    parts = plan.data.split
-    data = {"train": torch.from_numpy(parts.train.indices), "offsets": torch.from_numpy(parts.train.offsets)}
+    parts, dataset = plan.data.split, plan.data.dataset
+    data = {"indices": torch.from_numpy(parts.train.indices), "offsets": torch.from_numpy(parts.train.offsets)}
+    for place, examples in enumerate((dataset.train, dataset.test, dataset.validation)):
+        if examples is not None:
+            data[f"{place}/labels"] = examples.labels
+            data |= {f"{place}/{name}": _sampled(tensor) for name, tensor in examples.inputs.items()}
     kept = {key: entry for key, entry in settings.items() if key not in ("rounds", "backend", "save")}
-    about = (
-        plan.method,
-        plan.fleet,
-        plan.seed,
-        plan.local,
-        plan.participation,
-        plan.merging,
-        plan.evaluating,
-        sorted(kept.items()),
-    )
+    parts_of_plan = (plan.method, plan.task, plan.fleet, plan.local, plan.participation, plan.merging, plan.evaluating)
+    about = [plan.seed, sorted(kept.items()), *map(_said, parts_of_plan)]
     return checkpoint.digest({**plan.server.tensors, **data}, *about)
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    """A million numbers of a tensor, evenly spaced: enough to tell one data set from another."""
+    flat = tensor.reshape(-1)
+    return flat[:: max(1, len(flat) >> 20)]
+
+
+def _said(part: object) -> str:
+    """A value as text that is the same in every process; of an object without fields, its class."""
+    return repr(part) if is_dataclass(part) else type(part).__qualname__
 
 
 @contextmanager

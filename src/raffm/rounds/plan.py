@@ -75,8 +75,8 @@ class Merging:
             raise RunError(f"clients are weighted by examples or equal, not by {self.weighting!r}.")
         if self.optimizer not in ("plain", "momentum", "adam"):
             raise RunError(f"there is no server optimizer {self.optimizer!r}; there are plain, momentum and adam.")
-        if self.lr <= 0 or self.max_norm < 0:
-            raise RunError("the server's lr must be above 0, and max_norm at least 0.")
+        if self.lr <= 0 or min(self.max_norm, self.momentum, self.epsilon) < 0 or not all(0 <= beta < 1 for beta in self.betas):
+            raise RunError("the server's lr must be above 0, max_norm, momentum and epsilon at least 0, and betas in [0, 1).")
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,11 @@ class Plan:
     def served(self) -> dict[str, Device]:
         """The devices that submodels are made for, by name, largest first: the whole, the fleet's, and those asked for."""
         devices = {Tier(size).label: Device(-1, size) for size in (1.0, *self.evaluating.sizes)}
-        if not self.evaluating.sizes:
-            devices |= {tier.label: Device(-1, tier.size, 0, tier.budget) for tier in self.fleet.tiers if tier.share}
+        for tier in self.fleet.tiers if not self.evaluating.sizes else ():
+            device = Device(-1, tier.size, 0, tier.budget)
+            is_taken = devices.get(tier.label, device) != device
+            if tier.share:
+                devices[f"{tier.label} ({tier.size:g})" if is_taken else tier.label] = device
         return dict(sorted(devices.items(), key=lambda entry: -entry[1].size))
 
     # -- who ------------------------------------------------------------------------------------------------------

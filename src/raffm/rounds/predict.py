@@ -53,7 +53,7 @@ def _client_moments(plan: Plan, module: nn.Module, client: int) -> dict[str, Mom
     own = torch.from_numpy(plan.data.split.train[client][: plan.evaluating.calibration_examples])
 
     def run() -> Iterator[None]:
-        for picks in torch.split(own, plan.local.batch):
+        for picks in torch.split(own, max(2, plan.local.batch)):
             if len(picks) > 1 or len(own) == 1:  # one example alone says nothing about how examples differ
                 plan.task.forward(module, plan.task.batch(plan.data.dataset.train, picks))
             yield

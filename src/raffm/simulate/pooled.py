@@ -34,6 +34,8 @@ from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop
 from raffm.simulate.shared import Block, move_into, move_out
 
+DEAD = "a worker process died (was it out of memory?). Use fewer workers, or the serial backend."
+
 POLL = 0.1
 """Seconds between two looks at whether a person wants to stop."""
 
@@ -109,7 +111,10 @@ class Pooled:
     ) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
         """Send every worker its message and wait for all last words; `heard` gets what they say on the way."""
         for worker, message in zip(self._workers, messages, strict=True):
-            worker.pipe.send_bytes(message)
+            try:
+                worker.pipe.send_bytes(message)
+            except ConnectionError:
+                raise RunError(DEAD) from None
         last: dict[int, tuple[dict[str, Any], dict[str, Tensor]]] = {}
         while len(last) < len(self._workers):
             waiting = {worker.pipe: place for place, worker in enumerate(self._workers) if place not in last}
@@ -168,7 +173,7 @@ def _received(pipe: Connection) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         content = pipe.recv_bytes()
     except (EOFError, ConnectionError):
-        raise RunError("a worker process died (was it out of memory?). Use fewer workers, or the serial backend.") from None
+        raise RunError(DEAD) from None
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     tensors = unpacked(content)
     tensors.pop("")
@@ -232,6 +237,8 @@ def _serve(plan: Plan, pipe: Connection, parents: Connection, sums: Block, cover
                 _train(workshop, tally, pipe, about, tensors, sums, coverage)
             else:
                 _predict(plan, workshop, pipe, about, tensors)
+        except ConnectionError:
+            os._exit(0)  # the parent has gone while this worker was at work
         except Exception as error:
             pipe.send_bytes(_message({"error": f"{type(error).__name__}: {error}"}))
 

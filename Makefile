@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench docs clean
+.PHONY: help setup demo test test-all check bench bench-others docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -34,11 +34,16 @@ check: setup ## Check format, lint, types, layers and spelling
 	$(BIN)/codespell
 	$(BIN)/python scripts/check_generated.py
 
-bench: setup ## Measure extraction and aggregation against their floors
+bench: setup ## Measure extraction, aggregation and rounds against their floors
 	$(BIN)/python -m benchmarks
+
+bench-others: setup ## Measure a round against pfl, Flower and plain loops (a quarter of an hour on a quiet machine)
+	test -x .venv-others/bin/python || $(PYTHON) -m venv .venv-others
+	test -x .venv-others/bin/flwr || .venv-others/bin/pip install -q torch==2.13.0 pfl==0.6.0 'flwr[simulation]==1.41.0'
+	$(BIN)/python -m benchmarks.others
 
 docs: setup ## Write the generated parts of README and docs anew
 	$(BIN)/python scripts/check_generated.py --write
 
 clean: ## Remove the environment and all caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-others .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import isfinite
 
 import torch
 from torch import Tensor
 
-from raffm.algebra.axis import Name
+from raffm.algebra.axis import Name, Where
 from raffm.algebra.check import some
 from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import Tensors, gather, moves, scatter
 from raffm.algebra.selection import Selection
+from raffm.algebra.sums import SMALL, Memory, added, count_at, factors_of, largest_in, largest_of, pieces, shapes_of
 from raffm.errors import SelectionError, UpdateError
 
 FOLD = 8
@@ -34,12 +34,6 @@ FOLD = 8
 
 HEADROOM = 2.0**-20
 """The part of the number range that an update may use, so that a million of them can be summed."""
-
-SMALL = 1 << 14
-"""Elements of a tensor that is added in one call with others (64 KiB of float32)."""
-
-PIECE = 1 << 18
-"""Elements handled at a time (1 MiB of float32)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ class Tally:
         self._dense: dict[str, Tensor] = {}
         self._weights: dict[Selection, float] = {}
         self._open: Selection | None = None
-        self._memory = _Memory()
+        self._memory = Memory()
         self._open_sums: dict[str, Tensor] = {}
         self._counters: dict[str, Tensor] = {}
         self._gated: set[str] = set()
@@ -148,7 +142,7 @@ class Tally:
         self._write_coverage()
         for name, total in totals.items():
             self._sum(name).add_(total.sum)
-            self._dense[name] = _added(self._dense.get(name), total.coverage.clone())
+            self._dense[name] = added(self._dense.get(name), total.coverage.clone())
         for name, counter in counters.items():
             self._counters[name] = torch.maximum(self._counters.get(name, counter), counter)
 
@@ -167,20 +161,28 @@ class Tally:
             plan = moves(self._layout, selection)
         except SelectionError as error:
             raise UpdateError(f"client {client!r}: what it held does not fit the model: {error}") from None
-        sizes = self._layout.sizes_of(selection)
+        shapes = shapes_of(self._layout, selection)
         names = {name: move.name for name, move in plan.items() if name in self._server}
         missing, unknown = set(names.values()) - set(update), set(update) - set(names.values())
         if missing or unknown:
             found = "lacks " + some(sorted(missing), 3) if missing else "has the unknown tensors " + some(sorted(unknown), 3)
             raise UpdateError(f"client {client!r}: the update {found}. Send exactly the tensors of its submodel.")
+        largest = largest_of({inner: update[inner] for name, inner in names.items() if self._is_small(name, update[inner])})
         for name, inner in names.items():
-            self._check_tensor(name, inner, update[inner], self._layout.labels[name].shape(sizes), weight, client)
+            self._check_tensor(name, inner, update[inner], shapes[name], weight, client, largest.get(inner))
             if sent is not None and (inner not in sent or sent[inner].shape != update[inner].shape):
                 raise UpdateError(f"client {client!r}: what was sent to it has no `{inner}` of the shape that came back.")
         return names
 
     def _check_tensor(
-        self, name: str, inner: str, tensor: Tensor, expected: tuple[int, ...], weight: float, client: object
+        self,
+        name: str,
+        inner: str,
+        tensor: Tensor,
+        expected: tuple[int, ...],
+        weight: float,
+        client: object,
+        known: float | None,
     ) -> None:
         server = self._server[name]
         if tuple(tensor.shape) != expected:
@@ -189,7 +191,7 @@ class Tally:
             raise UpdateError(f"client {client!r}: `{inner}` is {tensor.dtype}; the server's is {server.dtype}.")
         if tensor.is_floating_point():
             wide = torch.promote_types(server.dtype, torch.float32)
-            largest = _largest(tensor.to(server.dtype))
+            largest = largest_in(tensor.to(server.dtype)) if known is None else known
             if not isfinite(largest):
                 raise UpdateError(f"client {client!r}: `{inner}` holds a NaN or an infinity.")
             if largest * max(weight, 1.0) > torch.finfo(wide).max * HEADROOM:
@@ -250,7 +252,7 @@ class Tally:
                 gate = indices.to(total).view([-1 if place == axis else 1 for place in range(total.dim())])
                 change, covered = change * gate, covered * gate
             scatter(change, total, where)
-            self._dense[name] = _added(self._dense.get(name), covered)
+            self._dense[name] = added(self._dense.get(name), covered)
         return {name: inner for name, inner in names.items() if name not in self._gated}
 
     def _count(self, update: Tensors, names: Mapping[str, str]) -> None:
@@ -272,12 +274,9 @@ class Tally:
             if name in small or not server.is_floating_point():
                 continue
             wide = torch.promote_types(server.dtype, torch.float32)
-            if sent is None:
-                start = gather(server, plan[name].where, self._memory.take(("sent", ""), update[inner].shape, server))
-            else:
-                start = sent[inner]
+            start = self._start(name, inner, plan[name].where, sent)
             total = self._memory.take(("open", name), update[inner].shape, server, wide)
-            for new, old, part in zip(*map(_pieces, (update[inner], start, total)), strict=True):
+            for new, old, part in zip(*map(pieces, (update[inner], start, total)), strict=True):
                 if held == self._open:
                     change = torch.sub(new.to(wide), old.to(wide), out=self._memory.take(("change", ""), part.shape, total))
                     part.add_(change, alpha=weight)
@@ -285,8 +284,18 @@ class Tally:
                     torch.sub(new.to(wide), old.to(wide), out=part).mul_(weight)
             self._open_sums[name] = total
 
+    def _start(self, name: str, inner: str, where: tuple[Where, ...], sent: Tensors | None) -> Tensor:
+        """What a client started from; good until the next is asked for. A tensor that is not cut is the server's own."""
+        if sent is not None:
+            return sent[inner]
+        server = self._server[name]
+        if all(place is None for place in where):
+            return server
+        shape = torch.Size(count_at(place, length) for place, length in zip(where, server.shape, strict=True))
+        return gather(server, where, self._memory.take(("sent", ""), shape, server))
+
     def _is_small(self, name: str, update: Tensor) -> bool:
-        return update.numel() <= SMALL and update.dtype == self._server[name].dtype == torch.float32
+        return 0 < update.numel() <= SMALL and update.dtype == self._server[name].dtype == torch.float32
 
     def _add_small(
         self, update: Tensors, held: Selection, names: Mapping[str, str], weight: float, sent: Tensors | None
@@ -296,12 +305,8 @@ class Tally:
             return
         plan = moves(self._layout, held)
         lost = [self._memory.take(("lost", name), update[inner].shape, self._server[name]) for name, inner in names.items()]
-        for (name, inner), start in zip(names.items(), lost, strict=True):
-            if sent is None:
-                gather(self._server[name], plan[name].where, start)
-            else:
-                start.copy_(sent[inner])
-        torch._foreach_sub_(lost, [update[inner] for inner in names.values()])
+        for (name, inner), change in zip(names.items(), lost, strict=True):
+            torch.sub(self._start(name, inner, plan[name].where, sent), update[inner], out=change)
         totals = [self._memory.take(("open", name), update[inner].shape, self._server[name]) for name, inner in names.items()]
         if held == self._open:
             torch._foreach_add_(totals, lost, alpha=-weight)
@@ -320,7 +325,7 @@ class Tally:
             total = self._sum(name)
             covered = held.coverage(self._layout, name).to(total)
             total.add_((update[name].to(total) - start[name].to(total)).mul_(covered), alpha=weight)
-            self._dense[name] = _added(self._dense.get(name), covered.mul_(weight))
+            self._dense[name] = added(self._dense.get(name), covered.mul_(weight))
 
     # -- sums and coverage ---------------------------------------------------------------------------------------
 
@@ -356,7 +361,7 @@ class Tally:
         if written is not None and (not self._weights or name in self._gated):
             return written
         like = self._sum(name)
-        factors = [_factors(self._layout, selection, name) for selection in self._weights]
+        factors = [factors_of(self._layout, selection, name) for selection in self._weights]
         axes = [torch.stack(rows).to(like) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
         axes = [rows[:, :1] if bool((rows == 1).all()) else rows for rows in axes]
         weights = torch.tensor(list(self._weights.values()), dtype=torch.float64).to(like)[:, None]
@@ -364,51 +369,10 @@ class Tally:
         for rows in axes[1:]:
             columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
         product = (axes[0] * weights).T @ columns
-        return _added(written, product.view([rows.shape[1] for rows in axes] if like.dim() else []))
-
-
-@lru_cache(maxsize=4096)
-def _factors(layout: Layout, selection: Selection, name: str) -> list[Tensor]:
-    """Who holds what along every axis; rounds ask for the same ones again."""
-    return selection.factors(layout, name)
-
-
-def _added(total: Tensor | None, more: Tensor) -> Tensor:
-    """The sum of two coverages that may have length 1 along some axes, in the memory of the first where it has room."""
-    if total is None:
-        return more
-    has_room = all(mine >= others for mine, others in zip(total.shape, more.shape, strict=True))
-    return total.add_(more) if has_room else total + more
+        return added(written, product.view([rows.shape[1] for rows in axes] if like.dim() else []))
 
 
 def stepped(server: Tensor, change: Tensor) -> Tensor:
     """The server's tensor after a change; elements that do not change keep their bits (adding 0 to -0.0 would not)."""
     moved = (server.to(change.dtype) + change).to(server.dtype)
     return torch.where(change == 0, server, moved)
-
-
-class _Memory:
-    """Named tensors of changing shape in memory that is used again: fresh memory costs a page fault every 4 KiB."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[str, str], Tensor] = {}
-
-    def take(self, name: tuple[str, str], shape: torch.Size, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        dtype = dtype or like.dtype
-        block = self._blocks.get(name)
-        if block is None or block.numel() < shape.numel() or block.dtype != dtype:
-            block = self._blocks[name] = torch.empty(shape.numel(), dtype=dtype, device=like.device)
-        return block[: shape.numel()].view(shape)
-
-
-def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    """A contiguous tensor in pieces that stay in a core's cache between two operations."""
-    return torch.split(tensor.contiguous().view(-1), PIECE) if tensor.dim() else (tensor,)
-
-
-def _largest(tensor: Tensor) -> float:
-    """The largest magnitude, a NaN if there is one, in one quick read; 0 for an empty tensor."""
-    if tensor.numel() == 0:
-        return 0.0
-    least, most = torch.aminmax(tensor)
-    return max(-float(least), float(most))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -77,14 +78,14 @@ class ImageClassification:
         """Normalised pixels, cropped and mirrored as `moves` says."""
         stored = examples.inputs["pixel_values"]
         picks = picks.to(stored.device)
-        pixels = stored[picks]
+        pixels = stored.index_select(0, picks)
         if moves is not None and (self.crop or self.flip):
             pixels = _moved(pixels, moves.to(stored.device), self.crop)
-        mean, std = (torch.tensor(values, device=stored.device).view(1, -1, 1, 1) for values in (self.mean, self.std))
-        values = (pixels.float() / 255 - mean) / std
+        factor, shift = _affine(self.mean, self.std, stored.device)
+        values = pixels.float().mul_(factor).add_(shift)
         if self.size and self.size != values.shape[-1]:
             values = functional.interpolate(values, size=self.size, mode="bilinear", antialias=True)
-        return Batch({"pixel_values": values}, examples.labels[picks])
+        return Batch({"pixel_values": values}, examples.labels.index_select(0, picks))
 
     def forward(self, module: nn.Module, batch: Batch) -> Tensor:
         """The logits."""
@@ -153,6 +154,13 @@ def classification_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
         "f1_macro": float(by_class.mean()),
         "f1_weighted": float((by_class * support).sum() / support.sum()),
     }
+
+
+@lru_cache(maxsize=64)
+def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """What turns a stored pixel into a normalised one: `(pixel / 255 - mean) / std = pixel * factor + shift`."""
+    means, spreads = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (mean, std))
+    return (1 / (255 * spreads)).float().to(device), (-means / spreads).float().to(device)
 
 
 def _moved(pixels: Tensor, moves: Tensor, crop: int) -> Tensor:

@@ -6,7 +6,8 @@ Fresh memory costs page faults and fresh modules cost construction, so both are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +63,7 @@ class Workshop:
         own = plan.data.split.train[order.client]
         table = order_of(own, plan.local, plan.seed, order.round, order.client)
         batches = batches_of(plan.task, plan.data.dataset.train, table, plan.seed, order.round, order.client)
-        with _seeded(plan.seed, order):
+        with _seeded(plan, order):
             loss = train(resident.module, learn, plan.local, batches, order.round, len(table), tick)
         update = Update(order.client, order.share, self._sent_back(resident, order.share), order.weight, client.present)
         try:
@@ -110,18 +111,17 @@ def _shape(plan: Plan, selection: Selection) -> object:
     return tuple(sorted(layout.sizes_of(selection).items())), blocks
 
 
-class _seeded:
-    """Dropout draws from the global generator: it is seeded for one client and put back afterwards."""
-
-    def __init__(self, seed: int, order: Order) -> None:
-        self._source = generator(seed, "dropout within", order.round, order.client)
-
-    def __enter__(self) -> None:
-        self._before = torch.get_rng_state()
-        torch.manual_seed(self._source.initial_seed())
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self._before)
+@contextmanager
+def _seeded(plan: Plan, order: Order) -> Iterator[None]:
+    """Dropout draws from the device's own generator: it is seeded for one client and put back afterwards."""
+    device = next(iter(plan.server.tensors.values())).device
+    source = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    before = source.get_state()
+    source.manual_seed(generator(plan.seed, "dropout within", order.round, order.client).initial_seed())
+    try:
+        yield
+    finally:
+        source.set_state(before)
 
 
 @torch.no_grad()

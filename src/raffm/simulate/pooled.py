@@ -36,6 +36,11 @@ from raffm.simulate.shared import Block, move_into, move_out
 
 DEAD = "a worker process died (was it out of memory?). Use fewer workers, or the serial backend."
 
+CORE = 5e10
+"""FLOP/s of a core in small steps; with `CALL`, seconds a parameter tensor and step, a guess that divides clients well."""
+
+CALL = 1e-4
+
 POLL = 0.1
 """Seconds between two looks at whether a person wants to stop."""
 
@@ -61,6 +66,7 @@ class Pooled:
             raise RunError(f"the pooled backend trains on the CPU, but the model is on {', '.join(sorted(devices))}.")
         self._plan = plan
         self._costs = Costs(plan)
+        self._tensors = len(plan.server.layout.tensors("parameter"))
         move_into(Block(plan.server.tensors), plan.server.tensors)
         count = workers or cores()
         self._workers = [self._started() for _ in range(count)]
@@ -82,8 +88,7 @@ class Pooled:
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
         """Train all clients on all workers; then add up their sums, worker by worker."""
-        work = [self._costs.of(order.share).flops * len(self._plan.data.split.train[order.client]) for order in orders]
-        assigned = spread(work, len(self._workers))
+        assigned = spread([self._seconds(order) for order in orders], len(self._workers))
         outcomes: list[Outcome] = []
 
         def heard(message: Mapping[str, Any]) -> None:
@@ -95,6 +100,12 @@ class Pooled:
         for worker, (about, counters) in zip(self._workers, replies, strict=True):
             tally.absorb(_totals(worker, about["coverage"]), counters)
         return sorted(outcomes, key=lambda outcome: outcome.client)
+
+    def _seconds(self, order: Order) -> float:
+        """What a client will roughly take: every step has a part that does not shrink with the model."""
+        local = self._plan.local
+        work = 3 * local.batch * self._costs.of(order.share).flops
+        return local.steps_of(len(self._plan.data.split.train[order.client])) * (work / CORE + self._tensors * CALL)
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
         """All submodels on all workers."""
@@ -163,10 +174,10 @@ def spread(work: Sequence[float], workers: int) -> list[list[int]]:
 
 
 def _message(about: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
-    """JSON and tensors in one piece; safetensors keeps a text beside its tensors."""
-    content = {name: tensor.contiguous() for name, tensor in (tensors or {}).items()}
-    made: bytes = packed({**content, "": torch.zeros(0)}, metadata={"about": json.dumps(about)})
-    return made
+    """JSON, and tensors after it where there are some; four bytes say where they begin."""
+    text = json.dumps(about).encode()
+    content = packed({name: tensor.contiguous() for name, tensor in tensors.items()}) if tensors else b""
+    return len(text).to_bytes(4, "little") + text + bytes(content)
 
 
 def _received(pipe: Connection) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -174,10 +185,8 @@ def _received(pipe: Connection) -> tuple[dict[str, Any], dict[str, Tensor]]:
         content = pipe.recv_bytes()
     except (EOFError, ConnectionError):
         raise RunError(DEAD) from None
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    tensors = unpacked(content)
-    tensors.pop("")
-    return json.loads(header["__metadata__"]["about"]), tensors
+    begin = 4 + int.from_bytes(content[:4], "little")
+    return json.loads(content[4:begin]), unpacked(content[begin:]) if len(content) > begin else {}
 
 
 def _orders_message(orders: Sequence[Order]) -> bytes:

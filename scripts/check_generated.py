@@ -69,6 +69,22 @@ def benchmarks_table() -> str:
     return "\n".join([*lines, "", f"{results['threads']} threads, torch {results['torch']}."])
 
 
+def others_table() -> str:
+    """The last `make bench-others`."""
+    results = json.loads((ROOT / "benchmarks" / "others" / "results.json").read_text(encoding="utf-8"))
+    lines = []
+    for name, workload in results["workloads"].items():
+        lines += [f"**{name}**", "", "| | seconds a round | CPU seconds |", "|---|---|---|"]
+        for contender, found in workload["contenders"].items():
+            lines.append(f"| {contender} | {found['median_seconds']:.3f} | {found['median_cpu_seconds']:.3f} |")
+        lines += ["", "| ratio | measured | limit |", "|---|---|---|"]
+        for row in workload["ratios"]:
+            lines.append(f"| {row['what']} | {row['measured']:.2f} | {row['limit']} |")
+        lines.append("")
+    passes = f"{results['passes']} passes of {results['rounds']} rounds"
+    return "\n".join([*lines, f"{passes} each, {results['cores']} cores, torch {results['torch']}."])
+
+
 def salience_table() -> str:
     """The table that the last run of the experiment wrote."""
     return (ROOT / "experiments" / "salience" / "table.md").read_text(encoding="utf-8").strip()
@@ -93,6 +109,7 @@ def versions() -> dict[str, str]:
 GENERATED = {
     "families": ("README.md", families_table),
     "benchmarks": ("docs/benchmarks.md", benchmarks_table),
+    "others": ("docs/benchmarks.md", others_table),
     "salience": ("docs/salience.md", salience_table),
 }
 

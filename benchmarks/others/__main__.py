@@ -120,7 +120,10 @@ def run(command: Sequence[str], samples: int, rounds: int, taken: Taken) -> None
     }
     taken.cores.append(free_cores())
     told = ["--samples", str(samples), "--rounds", str(WARM + rounds + 1)]
-    done = subprocess.run([*command, *told], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    for _ in range(3):  # torchrun's processes abort now and then while they end
+        done = subprocess.run([*command, *told], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        if not done.returncode:
+            break
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

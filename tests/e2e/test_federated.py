@@ -27,7 +27,7 @@ def test_every_method_learns_cifar10_at_every_size(method: str) -> None:
     """A small ResNet, 100 clients of 500 images, 20 rounds of 10: far from the end, but well above chance."""
     if not (DATA / "cifar10").is_dir():
         pytest.skip(f"there is no cifar10 in {DATA}: set RAFFM_DATA")
-    data = load_data("cifar10", clients=100, split="dirichlet-balanced", alpha=1.0, validation=0.0)
+    data = load_data("cifar10", clients=100, split="iid", validation=0.0)
     model = trainable("resnet18", "image", 10, (3, 32, 32), changes={"widths": (16, 32, 64), "depths": (1, 1, 1)})
     found = train(
         model,
@@ -39,6 +39,7 @@ def test_every_method_learns_cifar10_at_every_size(method: str) -> None:
         local=Local("sgd", lr=0.05, momentum=0.9, clip=1.0, epochs=2, decay=0.25, milestones=(16,)),
         participation=Participation(0.1),
         evaluating=Evaluating(every=20, last=1),
+        backend="pooled",
     )
     scores = {name: entry.test["accuracy"] for name, entry in found.results.evaluations[-1].sizes.items()}
     assert scores["1"] >= FULL[method], scores
@@ -46,8 +47,8 @@ def test_every_method_learns_cifar10_at_every_size(method: str) -> None:
     assert smallest is None or smallest >= SMALLEST[method], scores
 
 
-FULL = dict.fromkeys(["fedavg", "heterofl", "fedrolex", "raffm", "fiarse"], 0.35)
-SMALLEST = dict.fromkeys(FULL, 0.20)
+FULL = dict.fromkeys(["fedavg", "heterofl", "fedrolex", "raffm", "fiarse"], 0.40)
+SMALLEST = {**dict.fromkeys(FULL, 0.30), "fedrolex": 0.20}  # its small windows have been trained a few times each
 
 
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex", "raffm", "fiarse"])
@@ -74,9 +75,10 @@ def test_a_pretrained_text_model_learns_ag_news_at_full_size(method: str) -> Non
         local=Local("adamw", lr=5e-4, batch=16, epochs=2),
         participation=Participation(5),
         evaluating=Evaluating(every=5, last=1),
+        backend="pooled",
     )
     scores = {name: entry.test["accuracy"] for name, entry in found.results.evaluations[-1].sizes.items()}
-    assert scores["1"] >= 0.60, scores
+    assert scores["1"] >= 0.75, scores
 
 
 def test_a_pretrained_vit_is_tuned_by_the_published_flags(tmp_path: Path) -> None:

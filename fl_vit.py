@@ -9,13 +9,12 @@ smallest, all others a random one. With `--fleet` they are fitted to the clients
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from raffm.cli.show import quiet
+from raffm.cli.show import errors_in_one_line, quiet
 from raffm.cli.train import run_settings
-from raffm.errors import RaffmError, RunError
+from raffm.errors import RunError
 from raffm.settings import Settings, read_settings
 
 MODELS = {
@@ -96,12 +95,9 @@ def main() -> None:
     """Train as the flags say."""
     given = arguments()
     quiet()
-    try:
+    with errors_in_one_line():
         folder = given.resume_ckpt or given.save_dir
         run_settings(settings_of(given), Path(folder), resume=given.resume_ckpt is not None, tensorboard=True)
-    except RaffmError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def _is_served(model: nn.Module, method: str) -> bool:
     devices = [Device(0, 1.0), Device(1, 0.5, 1)]
     try:
         chosen.refuse(server, devices)
-        return len(chosen.choose(server, 0, devices, 0)) == 2 and bool(chosen.serve(server, 1, devices[0]))
+        return len(chosen.choose(server, 0, devices, 0)) == 2 and bool(chosen.serve(server, 1, devices)[0])
     except RaffmError:
         return False
 

@@ -15,8 +15,9 @@ from raffm.devices.fleet import Fleet, Tier
 from raffm.errors import RaffmError, RunError
 from raffm.methods import METHODS
 from raffm.methods.raffm import RaFFM
+from raffm.prepare import fleet_from, method_from, plan_of
 from raffm.rounds.local import Local
-from raffm.settings import FleetSettings, Settings, fleet_from, method_from, plan_of, read_file, read_settings
+from raffm.settings import FleetSettings, Settings, read_file, read_settings
 
 EVERYTHING = """
 rounds = 7

@@ -19,7 +19,7 @@ from raffm.data.cache import split_cached
 from raffm.data.examples import Federation
 from raffm.data.sources import FOUND, Columns, load
 from raffm.data.splits import hold_out
-from raffm.data.task import ImageClassification, Task, TextClassification
+from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
 from raffm.devices.fleet import Fleet, fleet_of
 from raffm.errors import RunError
 from raffm.methods import method_of
@@ -62,7 +62,7 @@ class Trained:
         if not 0 < size <= 1:
             raise RunError(f"a size is a part of the full model, above 0 and at most 1, but was given {size!r}.")
         known = [device for device in self.plan.served.values() if device.size == size]
-        ways = self.plan.method.serve(self.plan.server, self.plan.rounds, known[0] if known else Device(-1, size))
+        (ways,) = self.plan.method.serve(self.plan.server, self.plan.rounds, known[:1] or [Device(-1, size)])
         chosen = [way for way in ways if not view or way.view == view]
         if not chosen:
             raise RunError(f"{self.plan.method.name} serves nothing of size {size!r}" + (f" as {view!r}." if view else "."))
@@ -144,6 +144,20 @@ def train(
         merging=merging or Merging(),
         evaluating=evaluating or Evaluating(),
     )
+    return run_plan(plan, backend, workers, folder, save_every, resume, settings, watcher)
+
+
+def run_plan(
+    plan: Plan,
+    backend: str = "serial",
+    workers: int | None = None,
+    folder: str | Path | None = None,
+    save_every: int = 1,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Trained:
+    """Run a plan on a backend, and leave what came out in the folder. `settings` are what its results say of the run."""
     keeping = Keeping(None if folder is None else Path(folder) / "checkpoint", save_every, resume)
     made = backend_of(backend, plan, workers)
     try:
@@ -189,10 +203,7 @@ def backend_of(name: str, plan: Plan, workers: int | None = None) -> Backend:
 
 def task_for(data: Federation) -> Task:
     """The task that fits the inputs of a data set: images or texts with one label each."""
-    inputs = data.dataset.train.inputs
-    if "pixel_values" in inputs:
-        channels = inputs["pixel_values"].shape[1]
-        return ImageClassification((0.5,) * channels, (0.5,) * channels)
-    if "input_ids" in inputs:
+    if kind_of(data.dataset) == "text":
         return TextClassification()
-    raise RunError(f"the inputs {', '.join(inputs)} fit no task of ours. Give one of your own: `task=...`.")
+    channels = data.dataset.train.inputs["pixel_values"].shape[1]
+    return ImageClassification((0.5,) * channels, (0.5,) * channels)

@@ -1,25 +1,13 @@
 """The commands, as a person runs them: most in this process, to save imports, and some in one of their own."""
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from raffm.cli.main import main
-
-RAFFM = Path(sys.executable).parent / "raffm"
-
-
-@dataclass(frozen=True)
-class Ran:
-    returncode: int
-    stdout: str
-    stderr: str
+from commands import RAFFM, raffm
 
 
 @pytest.fixture(autouse=True)
@@ -30,20 +18,6 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
-def run(*words: str) -> Ran:
-    out, err = io.StringIO(), io.StringIO()
-    before, sys.argv = sys.argv, ["raffm", *words]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as stopped:
-        code = int(stopped.code or 0)
-    finally:
-        sys.argv = before
-    return Ran(code, out.getvalue(), err.getvalue())
-
-
 def test_the_command_runs_in_a_process_of_its_own() -> None:
     ran = subprocess.run([RAFFM, "inspect", "zamba2:tiny"], capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 2
@@ -52,7 +26,7 @@ def test_the_command_runs_in_a_process_of_its_own() -> None:
 
 
 def test_inspect_shows_groups_sizes_and_what_can_be_cut() -> None:
-    ran = run("inspect", "vit:tiny")
+    ran = raffm("inspect", "vit:tiny")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("ViTForImageClassification (vit), ")
     line = next(line for line in ran.stdout.splitlines() if line.startswith("layers.0.ffn"))
@@ -61,13 +35,13 @@ def test_inspect_shows_groups_sizes_and_what_can_be_cut() -> None:
 
 
 def test_inspect_lists_labels_on_request() -> None:
-    ran = run("inspect", "raffm_resnet:tiny", "--labels")
+    ran = raffm("inspect", "raffm_resnet:tiny", "--labels")
     assert "stages.0.0.conv1.weight" in ran.stdout
     assert "stem*width -> stages.0.blocks.0.inner*width, 3, 3 when stages.0.blocks[0]" in ran.stdout
 
 
 def test_verify_proves_a_family_and_exits_0() -> None:
-    ran = run("verify", "bert:tiny")
+    ran = raffm("verify", "bert:tiny")
     assert ran.returncode == 0, ran.stderr
     rows = {line.split()[0]: line for line in ran.stdout.splitlines()}
     assert rows["layers.*.ffn"].endswith("exact")
@@ -84,16 +58,16 @@ def test_verify_exits_1_where_a_claim_is_wrong(tmp_path: Path) -> None:
     )
     assert wrong != text
     (tmp_path / "vit.toml").write_text(wrong)
-    ran = run("verify", "vit:tiny", "--table", str(tmp_path / "vit.toml"))
+    ran = raffm("verify", "vit:tiny", "--table", str(tmp_path / "vit.toml"))
     assert ran.returncode == 1
     assert "wrong" in ran.stdout
 
 
 def test_label_drafts_a_table_that_verify_accepts(tmp_path: Path) -> None:
-    drafted = run("label", "bert:tiny")
+    drafted = raffm("label", "bert:tiny")
     assert drafted.returncode == 0, drafted.stderr
     (tmp_path / "draft.toml").write_text(drafted.stdout)
-    assert run("verify", "bert:tiny", "--table", str(tmp_path / "draft.toml")).returncode == 0
+    assert raffm("verify", "bert:tiny", "--table", str(tmp_path / "draft.toml")).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -107,7 +81,7 @@ def test_label_drafts_a_table_that_verify_accepts(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use_gives_one_message_and_exit_2(words: list[str], expected: str) -> None:
-    ran = run(*words)
+    ran = raffm(*words)
     assert ran.returncode == 2
     assert expected in ran.stderr
     assert "Traceback" not in ran.stderr + ran.stdout
@@ -123,7 +97,7 @@ def test_a_model_of_an_unknown_family_says_what_to_do(tmp_path: Path) -> None:
         "vocab_size": 9,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    ran = run("inspect", str(tmp_path))
+    ran = raffm("inspect", str(tmp_path))
     assert ran.returncode == 2
     assert "no layout for model type 'gpt2'" in ran.stderr
     assert "raffm label" in ran.stderr
@@ -139,4 +113,4 @@ def test_a_folder_written_by_raffm_can_be_inspected(tmp_path: Path) -> None:
     from raffm.models.load import tiny
 
     RaFFM(tiny("raffm_resnet")).save_ckpt(tmp_path / "ckpt")
-    assert run("inspect", str(tmp_path / "ckpt")).returncode == 0
+    assert raffm("inspect", str(tmp_path / "ckpt")).returncode == 0

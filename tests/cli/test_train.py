@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import Ran, raffm, trained
 from raffm.rounds import checkpoint
-from rounds.commands import Ran, raffm, trained
 
 QUICKEST = ("--rounds=2", "--set=evaluate.every=1")
 

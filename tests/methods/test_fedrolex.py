@@ -135,12 +135,12 @@ def test_the_mean_does_not_depend_on_the_order_of_clients(family: str, weighting
 
 def test_served_windows_are_evenly_spaced_and_the_prefix_is_the_first() -> None:
     server = SERVERS["vit"]
-    prefix, several = method_of("fedrolex", windows=3).serve(server, 5, Device(-1, 1 / 4))
+    ((prefix, several),) = method_of("fedrolex", windows=3).serve(server, 5, [Device(-1, 1 / 4)])
     assert (prefix.view, several.view) == ("prefix", "windows")
     kept = [share.selection.kept["layers.0.ffn"].tolist() for share in several.shares]
     starts = [0, 8, 16]
     assert kept == [sorted((start + place) % 24 for place in range(12)) for start in starts]
     assert prefix.shares == several.shares[:1]
-    (whole,) = method_of("fedrolex").serve(server, 5, Device(-1, 1))
+    ((whole,),) = method_of("fedrolex").serve(server, 5, [Device(-1, 1)])
     assert (whole.view, len(whole.shares)) == ("", 1)
     assert whole.shares[0].selection.is_everything

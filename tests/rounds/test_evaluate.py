@@ -63,7 +63,7 @@ def test_scores_are_those_of_a_plain_computation(method: str, model: str) -> Non
     evaluation, by_client = evaluate(made, Serial(made), 1)
     labels = made.data.dataset.test.labels
     for size, name in ((1.0, "1"), (0.25, "1/4")):
-        said = logits(made, made.method.serve(made.server, 1, Device(-1, size))[0].shares[0], 1)
+        said = logits(made, made.method.serve(made.server, 1, [Device(-1, size)])[0][0].shares[0], 1)
         is_right = (said.argmax(1) == labels).double()
         losses = torch.nn.functional.cross_entropy(said, labels, reduction="none")
         own = [float(is_right[made.data.split.test[client]].mean()) for client in range(20)]
@@ -78,7 +78,7 @@ def test_scores_are_those_of_a_plain_computation(method: str, model: str) -> Non
 def test_windows_of_fedrolex_are_averaged() -> None:
     made = plan("fedrolex", fleet="1/4")
     evaluation, _ = evaluate(made, Serial(made), 3)
-    prefix, windows = made.method.serve(made.server, 3, Device(-1, 0.25))
+    ((prefix, windows),) = made.method.serve(made.server, 3, [Device(-1, 0.25)])
     labels = made.data.dataset.test.labels
     each = [float((logits(made, share, 3).argmax(1) == labels).double().mean()) for share in windows.shares]
     assert len(each) == 4

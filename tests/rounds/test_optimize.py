@@ -119,7 +119,7 @@ def test_what_no_client_of_a_run_holds_keeps_its_bits(optimizer: str, model: str
     before = values(made)
     run(made)
     layout = made.server.layout
-    widest = made.method.serve(made.server, 0, Device(-1, 0.25))[0].shares[0].selection
+    widest = made.method.serve(made.server, 0, [Device(-1, 0.25)])[0][0].shares[0].selection
     untouched = 0
     for name in layout.tensors("parameter"):
         outside = ~widest.coverage(layout, name).expand_as(before[name])

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from commands import QUICK, ended, raffm, started, trained, wait_for
 from raffm.data.task import ImageClassification
 from raffm.errors import CheckpointError
 from raffm.models.files import read_tensors, write_tensors
@@ -28,7 +29,6 @@ from raffm.rounds.loop import Interrupted, Keeping, interruptible, train
 from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
 from raffm.rounds.results import Evaluation, Results, Round
 from raffm.simulate.pooled import Pooled
-from rounds.commands import QUICK, ended, raffm, started, trained, wait_for
 from rounds.made import RESNET, are_equal, plan, run, values
 
 COMPARED = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from raffm.algebra.axis import Expression, value
 
@@ -28,6 +29,11 @@ class Group:
     guard: tuple[str, int] | None = None
     approximate: str = ""
     """Why cutting this group is not the same as zeroing it; empty where it is."""
+
+    def narrowed(self, ratio: float) -> int:
+        """`ceil(size * ratio)`, rounded up to the group's step; at least `least`."""
+        size = max(self.least, ceil(self.size * ratio - 1e-9))
+        return min(self.size, -(-size // self.step) * self.step)
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,14 @@ def evaluate(
 
     from raffm.cli.show import quiet, rows
     from raffm.devices.fleet import fleet_of
+    from raffm.prepare import plan_of
     from raffm.report.tables import percent
     from raffm.rounds import checkpoint
     from raffm.rounds.backend import Serial
     from raffm.rounds.costs import Costs
     from raffm.rounds.evaluate import evaluate as evaluated
     from raffm.rounds.evaluate import sizes_of
-    from raffm.settings import plan_of, read_settings
+    from raffm.settings import read_settings
 
     quiet()
     place = folder / "checkpoint"
@@ -43,7 +44,7 @@ def evaluate(
         typer.echo(json.dumps(asdict(evaluation), indent=1))
         return
     costs = {size.name: size for size in sizes_of(plan, Costs(plan))}
-    metric = next(iter(next(iter(evaluation.sizes.values())).test))
+    metric = evaluation.metric
     rows(
         ["size", "parameters", "true fraction", f"test {metric}", "clients mean", "worst decile"],
         [

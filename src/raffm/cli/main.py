@@ -5,12 +5,10 @@ Exit 0; 1 where a claim does not hold; 2 for wrong use; 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from raffm.cli import evaluate, inspect, label, train, verify
-from raffm.errors import RaffmError
+from raffm.cli.show import errors_in_one_line
 
 app = typer.Typer(
     help="Train one foundation model across devices of every size, and give each device the submodel it can run.",
@@ -26,9 +24,6 @@ app.command("evaluate")(evaluate.evaluate)
 
 
 def main() -> None:
-    """Run a command; an error that raffm raises on purpose becomes one message and exit code 2."""
-    try:
+    """Run a command."""
+    with errors_in_one_line():
         app()
-    except RaffmError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        sys.exit(2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
+
+from raffm.errors import RaffmError
 
 
 def rows(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -17,6 +20,16 @@ def rows(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
 def number(value: float | None) -> str:
     """A small number in two digits, or a dash."""
     return "-" if value is None else f"{value:.1e}"
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """An error that raffm raises on purpose becomes one message and exit code 2."""
+    try:
+        yield
+    except RaffmError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise SystemExit(2) from None
 
 
 def quiet() -> None:

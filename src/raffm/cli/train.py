@@ -70,27 +70,17 @@ def train(
 
 def run_settings(settings: Settings, folder: Path, resume: bool, tensorboard: bool) -> None:
     """Run what settings describe, with a live display, and show what came out."""
-    from raffm.federate import train as trained
+    from raffm.federate import run_plan
+    from raffm.prepare import plan_of
     from raffm.report.watch import Display, Together, Tracked
-    from raffm.settings import plan_of
 
     plan = plan_of(settings)
     logs = _logs(folder) if tensorboard else None
     _introduce(plan, settings)
     with Display(settings.rounds) as display, _told_when_stopped(folder):
         watcher = Together([display, *([Tracked(logs)] if logs is not None else [])])
-        found = trained(
-            plan.server,
-            plan.data,
-            method=plan.method,
-            fleet=plan.fleet,
-            rounds=plan.rounds,
-            task=plan.task,
-            local=plan.local,
-            participation=plan.participation,
-            merging=plan.merging,
-            evaluating=plan.evaluating,
-            seed=plan.seed,
+        found = run_plan(
+            plan,
             backend=settings.backend.name,
             workers=settings.backend.workers or None,
             folder=folder,
@@ -138,7 +128,7 @@ def _told_when_stopped(folder: Path) -> Iterator[None]:
         yield
     except Interrupted:
         typer.echo(f"stopped; the run is saved in {folder}. Go on with the same command and --resume.", err=True)
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
 
 
 def _logs(folder: Path) -> TensorBoard | None:

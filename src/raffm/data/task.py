@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raffm.data.examples import Examples
-from raffm.errors import DataError
+from raffm.data.examples import Dataset, Examples
+from raffm.errors import DataError, RunError
+from raffm.models.load import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +48,24 @@ class Task(Protocol):
         ...
 
 
+class Classification:
+    """One label an example, whatever the inputs are."""
+
+    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The logits."""
+        return logits_of(module, batch)
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return functional.cross_entropy(outputs, labels, reduction="none")
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Accuracy, macro and weighted F1."""
+        return classification_metrics(outputs, labels)
+
+
 @dataclass(frozen=True)
-class ImageClassification:
+class ImageClassification(Classification):
     """Images (uint8, by channel) with one label each.
 
     `mean` and `std` normalise pixels between 0 and 1, one number a channel. `crop` is the padding of random crops
@@ -87,21 +104,9 @@ class ImageClassification:
             values = functional.interpolate(values, size=self.size, mode="bilinear", antialias=True)
         return Batch({"pixel_values": values}, examples.labels.index_select(0, picks))
 
-    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The logits."""
-        return logits_of(module, batch)
-
-    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy."""
-        return functional.cross_entropy(outputs, labels, reduction="none")
-
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Accuracy, macro and weighted F1."""
-        return classification_metrics(outputs, labels)
-
 
 @dataclass(frozen=True)
-class TextClassification:
+class TextClassification(Classification):
     """Token ids with one label each. Batches are as long as their longest text, rounded up to `multiple` tokens."""
 
     multiple: int = 8
@@ -123,17 +128,15 @@ class TextClassification:
         mask = torch.arange(longest, device=stored.device) < lengths.to(stored.device)[:, None]
         return Batch({"input_ids": ids, "attention_mask": mask.long()}, examples.labels[picks])
 
-    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The logits."""
-        return logits_of(module, batch)
 
-    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy."""
-        return functional.cross_entropy(outputs, labels, reduction="none")
-
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Accuracy, macro and weighted F1."""
-        return classification_metrics(outputs, labels)
+def kind_of(dataset: Dataset) -> Kind:
+    """Whether a data set holds images or texts."""
+    inputs = dataset.train.inputs
+    if "pixel_values" in inputs:
+        return "image"
+    if "input_ids" in inputs:
+        return "text"
+    raise RunError(f"the inputs {', '.join(inputs)} fit no task of ours. Give one of your own: `task=...`.")
 
 
 def logits_of(module: nn.Module, batch: Batch) -> Tensor:

@@ -40,6 +40,6 @@ class FedAvg:
         """The weighted mean."""
         counted_mean(tally, update, Selection())
 
-    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
+    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The whole model to those who can hold it; nothing to smaller devices."""
-        return [Served((Share(),))] if device.size == 1 else []
+        return [[Served((Share(),))] if device.size == 1 else [] for device in devices]

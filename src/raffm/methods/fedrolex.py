@@ -21,9 +21,7 @@ from raffm.methods.widths import (
     learn_widths,
     merge_by_class,
     ratio_of,
-    refuse_classless,
-    refuse_uncuttable,
-    refuse_unscalable,
+    refuse_widths,
     width_groups,
     width_sizes,
 )
@@ -47,11 +45,7 @@ class FedRolex:
         """It needs widths, and classes to mask."""
         if self.windows < 1:
             raise RunError(f"fedrolex is served over windows = {self.windows!r}; there must be at least 1.")
-        refuse_uncuttable(server, self.name)
-        if self.scaler:
-            refuse_unscalable(server, self.name)
-        if self.masked_loss:
-            refuse_classless(server, self.name)
+        refuse_widths(server, self.name, self.scaler, self.masked_loss)
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The round's window of every width; windows of one round are nested by size."""
@@ -75,8 +69,11 @@ class FedRolex:
         """The counted mean, by class in the head."""
         merge_by_class(tally, update, self.masked_loss)
 
-    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
+    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The prefix, and the mean over windows: no window was trained more than another."""
+        return [self._ways(server, device) for device in devices]
+
+    def _ways(self, server: Labelled, device: Device) -> list[Served]:
         longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
         begins = [place * longest // self.windows for place in range(self.windows)]
         windows = tuple(self._window(server, begin, device.size) for begin in begins)

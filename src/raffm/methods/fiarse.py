@@ -56,9 +56,9 @@ class Fiarse:
         """The counted mean over the masks that were sent, whatever moved."""
         counted_mean(tally, update, self.held(server, update.share))
 
-    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
+    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The largest weights of the current model."""
-        return [Served((thresholds(server, [device.size])[device.size],))]
+        return [[Served((share,))] for share in self.choose(server, round, devices, 0)]
 
 
 def maskable(layout: Layout) -> tuple[str, ...]:

@@ -17,9 +17,7 @@ from raffm.methods.widths import (
     learn_widths,
     merge_by_class,
     ratio_of,
-    refuse_classless,
-    refuse_uncuttable,
-    refuse_unscalable,
+    refuse_widths,
     width_sizes,
 )
 from raffm.models.labelled import Labelled
@@ -39,11 +37,7 @@ class HeteroFL:
 
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs widths, and classes to mask."""
-        refuse_uncuttable(server, self.name)
-        if self.scaler:
-            refuse_unscalable(server, self.name)
-        if self.masked_loss:
-            refuse_classless(server, self.name)
+        refuse_widths(server, self.name, self.scaler, self.masked_loss)
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The prefix of every width, by the device's size."""
@@ -66,6 +60,6 @@ class HeteroFL:
         """The counted mean, by class in the head."""
         merge_by_class(tally, update, self.masked_loss)
 
-    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
+    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The same prefix."""
-        return [Served((self._prefix(server, device.size),))]
+        return [[Served((self._prefix(server, device.size),))] for device in devices]

@@ -128,8 +128,8 @@ class Method(Protocol):
         """Add one client's update to the round's tally."""
         ...
 
-    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
-        """What a device receives after a round: one entry for every way of serving it."""
+    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
+        """What every device receives after a round: one entry for each way of serving it."""
         ...
 
 

@@ -6,12 +6,11 @@ Yu et al., "Bridging the Gap Between Foundation Models and Heterogeneous Federat
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, sqrt
+from math import sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -63,14 +62,11 @@ class RaFFM:
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The round's ranking, cut to every device's sizes."""
-        ranking = self._ranking(server)
         if self.sizes == "fitted":
             shapes = [self._shapes.fitted(server, device) for device in devices]
         else:
             shapes = [self._layer_of_sandwich(server, round, device, seed) for device in devices]
-        cuts = {json.dumps(shape, sort_keys=True): shape for shape in shapes}
-        shares = {key: Share(ranking.cut(server.layout, shape)) for key, shape in cuts.items()}
-        return [shares[json.dumps(shape, sort_keys=True)] for shape in shapes]
+        return _cut(server, self._ranking(server), shapes)
 
     def _ranking(self, server: Labelled) -> Ranking:
         return Ranking() if self.metric == "none" else rank(server.model, server.layout, self.metric)
@@ -97,10 +93,20 @@ class RaFFM:
         """The counted mean; the published one divides by the number of clients, which shrinks what few hold."""
         counted_mean(tally, update, update.share.selection)
 
-    def serve(self, server: Labelled, round: int, device: Device) -> list[Served]:
+    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The current ranking, cut to the sizes that fit."""
-        shape = self._shapes.fitted(server, device)
-        return [Served((Share(self._ranking(server).cut(server.layout, shape)),))]
+        shapes = [self._shapes.fitted(server, device) for device in devices]
+        return [[Served((share,))] for share in _cut(server, self._ranking(server), shapes)]
+
+
+def _cut(server: Labelled, ranking: Ranking, shapes: Sequence[Sizes]) -> list[Share]:
+    """A ranking cut to every shape; equal shapes get one share."""
+    shares: dict[frozenset[tuple[str, int]], Share] = {}
+    for shape in shapes:
+        key = frozenset(shape.items())
+        if key not in shares:
+            shares[key] = Share(ranking.cut(server.layout, shape))
+    return [shares[frozenset(shape.items())] for shape in shapes]
 
 
 class _Shapes:
@@ -152,7 +158,7 @@ class _Shapes:
         """Fit with all widths outside of the space at so many parts of `FINE`."""
         others = [name for name in width_groups(server.layout) if name not in space.sizes and name not in _followers(server)]
         levels: dict[str, Sequence[int]] = dict(space.sizes)
-        levels.update({name: [_narrowed(server, name, width / FINE)] for name in others if width < FINE})
+        levels.update({name: [server.layout.groups[name].narrowed(width / FINE)] for name in others if width < FINE})
         return fit(server.layout, self._cost(server, (*space.sizes, *others)), budget, levels, _shares(server, levels))
 
     def _cost(self, server: Labelled, free: tuple[str, ...]) -> CostModel:
@@ -165,14 +171,8 @@ class _Shapes:
 def _eighths(server: Labelled) -> dict[str, list[int]]:
     """Eighths of what the family's table cuts by default, without whole heads."""
     heads = set(server.layout.bases.values())
-    groups = read_space(server.layout, server.table, None).sizes
-    return {name: sorted({_narrowed(server, name, place / 8) for place in range(1, 9)}) for name in groups if name not in heads}
-
-
-def _narrowed(server: Labelled, name: str, ratio: float) -> int:
-    group = server.layout.groups[name]
-    size = max(group.least, ceil(group.size * ratio - 1e-9))
-    return min(group.size, -(-size // group.step) * group.step)
+    groups = [name for name in read_space(server.layout, server.table, None).sizes if name not in heads]
+    return {name: sorted({server.layout.groups[name].narrowed(place / 8) for place in range(1, 9)}) for name in groups}
 
 
 def _followers(server: Labelled) -> set[str]:

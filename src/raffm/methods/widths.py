@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import ceil, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor, nn
@@ -33,22 +33,21 @@ def width_groups(layout: Layout) -> tuple[str, ...]:
 
 
 def width_sizes(layout: Layout, ratio: float) -> dict[str, int]:
-    """`ceil(n * ratio)` of every width, rounded up to the group's step."""
-    sizes = {}
-    for name in width_groups(layout):
-        group = layout.groups[name]
-        size = max(group.least, ceil(group.size * ratio - 1e-9))
-        sizes[name] = min(group.size, -(-size // group.step) * group.step)
-    return sizes
+    """Every width, by one ratio."""
+    return {name: layout.groups[name].narrowed(ratio) for name in width_groups(layout)}
 
 
-def refuse_uncuttable(server: Labelled, method: str) -> None:
-    """A model needs at least one width."""
+def refuse_widths(server: Labelled, method: str, scaler: bool, masked_loss: bool) -> None:
+    """A model needs at least one width, modules to scale, and classes to mask."""
     if not width_groups(server.layout):
         raise RunError(f"{method} cuts widths, but {type(server.model).__name__} has none that can be cut.")
+    if scaler:
+        _refuse_unscalable(server, method)
+    if masked_loss:
+        _refuse_classless(server, method)
 
 
-def refuse_classless(server: Labelled, method: str) -> None:
+def _refuse_classless(server: Labelled, method: str) -> None:
     """The masked loss needs a head with classes."""
     if not server.layout.uses(CLASSES):
         raise RunError(
@@ -101,7 +100,7 @@ def _inner_maps(layout: Layout) -> dict[str, set[str]]:
     return found
 
 
-def refuse_unscalable(server: Labelled, method: str) -> None:
+def _refuse_unscalable(server: Labelled, method: str) -> None:
     """The scaler divides what a module gives; a map that is a bare parameter has none."""
     for name in _inner_maps(server.layout):
         if not name.endswith(".weight"):

@@ -108,11 +108,7 @@ def default_sizes(layout: Layout, table: Table) -> dict[str, tuple[int, ...]]:
 
 def _quarters(layout: Layout, name: str) -> tuple[int, ...]:
     group = layout.groups[name]
-    sizes = {group.size}
-    for quarters in (3, 2, 1):
-        size = -(-group.size * quarters // 4)
-        sizes.add(min(group.size, max(group.least, -(-size // group.step) * group.step)))
-    return tuple(sorted(sizes, reverse=True))
+    return tuple(sorted({group.narrowed(quarters / 4) for quarters in (4, 3, 2, 1)}, reverse=True))
 
 
 def _from_file(path: Path) -> Any:

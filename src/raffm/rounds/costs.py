@@ -21,8 +21,8 @@ from raffm.rounds.plan import Plan
 KNOWN = 1000
 """Costs that are remembered."""
 
-BACKWARD = 2
-"""A backward pass takes twice the work of the forward one."""
+TRAINING = 3
+"""Training takes three times the work of the forward pass: the backward one takes two."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,13 @@ class Cost:
     bytes_up: int
     flops: int
 
+    def work(self, examples: int) -> int:
+        """FLOPs of training on so many examples."""
+        return TRAINING * self.flops * examples
+
     def seconds(self, tier: Tier, examples: int) -> float:
         """Virtual seconds that a device needs to receive, train on so many examples, and send."""
-        work = self.flops * (1 + BACKWARD) * examples
-        return work / tier.speed + (self.bytes_down + self.bytes_up) / tier.bandwidth
+        return self.work(examples) / tier.speed + (self.bytes_down + self.bytes_up) / tier.bandwidth
 
 
 class Costs:
@@ -49,19 +52,32 @@ class Costs:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._known: dict[object, Cost] = {}
+        self._flops: dict[object, int] = {}
 
     def of(self, share: Share) -> Cost:
         """What a share costs."""
-        key = tuple(sorted(self._plan.server.layout.sizes_of(share.selection).items())), tuple(share.numbers.items())
+        key = self._shape(share.selection), tuple(share.numbers.items())
         if key not in self._known:
             if len(self._known) > KNOWN:
                 self._known.clear()
             self._known[key] = self._cost(share, self._plan.method.held(self._plan.server, share))
         return self._known[key]
 
+    def flops(self, selection: Selection) -> int:
+        """FLOPs of one example's forward pass."""
+        key = self._shape(selection)
+        if key not in self._flops:
+            if len(self._flops) > KNOWN:
+                self._flops.clear()
+            self._flops[key] = self._counted(selection)
+        return self._flops[key]
+
+    def _shape(self, selection: Selection) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted(self._plan.server.layout.sizes_of(selection).items()))
+
     def _cost(self, share: Share, held: Held) -> Cost:
         layout, tensors = self._plan.server.layout, self._plan.server.tensors
-        flops = self._flops(share.selection)
+        flops = self.flops(share.selection)
         if isinstance(held, Mask):
             kept = {name: int(mask.sum()) for name, mask in held.kept.items()}
             sent = {name: kept.get(name, tensors[name].numel()) for name in layout.tensors("parameter", "buffer")}
@@ -73,7 +89,7 @@ class Costs:
         values = sum(int(np.prod(labels[name].shape(sizes))) * tensors[name].element_size() for name in travelling)
         return Cost(layout.count(share.selection), values, values, flops)
 
-    def _flops(self, selection: Selection) -> int:
+    def _counted(self, selection: Selection) -> int:
         """Counted on a skeleton with a batch of one: shapes are followed, nothing is computed."""
         plan = self._plan
         module = skeleton(plan.server.model, plan.server.layout, selection).eval()

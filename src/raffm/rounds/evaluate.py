@@ -33,8 +33,9 @@ class Entry:
 def entries_of(plan: Plan, round: int) -> list[Entry]:
     """All sizes, each in every way that the method serves it."""
     found = []
-    for name, device in plan.served.items():
-        for served in plan.method.serve(plan.server, round, device):
+    ways = plan.method.serve(plan.server, round, list(plan.served.values()))
+    for (name, device), several in zip(plan.served.items(), ways, strict=True):
+        for served in several:
             found.append(Entry(f"{name} {served.view}".strip(), device, served))
     return found
 
@@ -94,11 +95,11 @@ def _measured(plan: Plan, outputs: Tensor, examples: Examples) -> Metrics:
 
 def _by_client(plan: Plan, several: Sequence[Tensor]) -> list[Metrics | None]:
     """The metrics of every client on its own test examples; None for a client that has none."""
-    test = plan.data.dataset.test
+    labels = plan.data.dataset.test.labels.cpu()
     found: list[Metrics | None] = []
     for client in range(plan.data.clients):
         own = torch.from_numpy(plan.data.split.test[client])
-        part = Examples({}, test.labels.cpu()[own])
+        part = Examples({}, labels[own])
         found.append(mean_metrics([_measured(plan, outputs[own], part) for outputs in several]) if len(own) else None)
     return found
 

@@ -78,7 +78,7 @@ def train(
     with interruptible() as tick:
         for round in range(begin, plan.rounds):
             cohort = plan.cohort(round)
-            orders, late = run.in_time(round, plan.orders(round, cohort.present))
+            orders, late = run.in_time(plan.orders(round, cohort.present))
             try:
                 outcomes = backend.train(orders, run.tally, run.counting(round, len(orders)), tick)
             except Interrupted:
@@ -133,7 +133,7 @@ class _Run:
         self.results = replace(saved.results, run=self.results.run)
         return saved.round
 
-    def in_time(self, round: int, orders: Sequence[Order]) -> tuple[list[Order], list[Order]]:
+    def in_time(self, orders: Sequence[Order]) -> tuple[list[Order], list[Order]]:
         """Those that will answer before the deadline, and those that will not; all costs are asked for here."""
         deadline = self.plan.participation.deadline
         seconds = [self._seconds(order) for order in orders]
@@ -175,8 +175,7 @@ class _Run:
         if (round + 1) % self.plan.evaluating.every == 0 or round + 1 == self.plan.rounds:
             evaluation, by_client = evaluate(self.plan, self.backend, round + 1)
             evaluations = (*self.results.evaluations, evaluation)
-            metric = next(iter(next(iter(evaluation.sizes.values())).test))
-            self.results = replace(self.results, evaluations=evaluations, client_scores=by_client, metric=metric)
+            self.results = replace(self.results, evaluations=evaluations, client_scores=by_client, metric=evaluation.metric)
         self.watcher.round(entry, evaluation, self.results)
 
     def _entry(
@@ -194,7 +193,7 @@ class _Run:
             refused={str(outcome.client): outcome.refused for outcome in outcomes if outcome.refused},
             bytes_up=sum(cost.bytes_up for cost in costs),
             bytes_down=sum(cost.bytes_down for cost in costs) + sum(self.costs.of(order.share).bytes_down for order in late),
-            flops=sum(3 * cost.flops * self._examples(order) for cost, order in zip(costs, orders, strict=True)),
+            flops=sum(cost.work(self._examples(order)) for cost, order in zip(costs, orders, strict=True)),
             seconds=self.plan.participation.deadline if late else seconds,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -52,10 +52,10 @@ class ServerOptimizer:
         )
         return mean / (squares.sqrt() + self.merging.epsilon)
 
-    def _remember(self, key: str, is_covered: Tensor, like: Tensor, renew: object) -> Tensor:
+    def _remember(self, key: str, is_covered: Tensor, like: Tensor, renew: Callable[[Tensor], Tensor]) -> Tensor:
         old = self.state.get(key)
         old = torch.zeros_like(like) if old is None else old
-        self.state[key] = torch.where(is_covered, renew(old), old)  # type: ignore[operator]
+        self.state[key] = torch.where(is_covered, renew(old), old)
         return self.state[key]
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -69,6 +69,11 @@ class Evaluation:
     round: int
     sizes: Mapping[str, Scores]
 
+    @property
+    def metric(self) -> str:
+        """The main metric: the one that the task names first."""
+        return next(iter(next(iter(self.sizes.values())).test))
+
 
 @dataclass(frozen=True)
 class Results:

@@ -28,7 +28,7 @@ from raffm.algebra.tally import Tally, Total
 from raffm.errors import RunError
 from raffm.methods.method import Share
 from raffm.rounds.backend import Tick, by_shape
-from raffm.rounds.costs import Costs
+from raffm.rounds.costs import TRAINING, Costs
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop
@@ -104,12 +104,12 @@ class Pooled:
     def _seconds(self, order: Order) -> float:
         """What a client will roughly take: every step has a part that does not shrink with the model."""
         local = self._plan.local
-        work = 3 * local.batch * self._costs.of(order.share).flops
+        work = TRAINING * local.batch * self._costs.flops(order.share.selection)
         return local.steps_of(len(self._plan.data.split.train[order.client])) * (work / CORE + self._tensors * CALL)
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
         """All submodels on all workers."""
-        assigned = spread([self._costs.of(job.share).flops for job in jobs], len(self._workers))
+        assigned = spread([self._costs.flops(job.share.selection) for job in jobs], len(self._workers))
         messages = [_jobs_message([jobs[place] for place in places]) for places in assigned]
         replies = self._ask(messages, lambda _: None, lambda: None)
         found: dict[int, list[Tensor]] = {}

@@ -1,0 +1,191 @@
+"""From settings to a plan: the model, the data, the clients and the method that they name, loaded and made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from raffm.data.examples import Dataset, Examples, Federation
+from raffm.data.sources import Columns
+from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
+from raffm.devices.budget import Budget
+from raffm.devices.fleet import Fleet, Tier, fleet_of
+from raffm.errors import RunError
+from raffm.federate import load_data
+from raffm.methods import METHODS, method_of
+from raffm.methods.method import Method
+from raffm.models.labelled import Labelled
+from raffm.models.load import trainable
+from raffm.rounds.plan import Plan
+from raffm.settings import DataSettings, FleetSettings, Settings, checked, refuse_unknown
+
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "crop": 4, "flip": True},
+    "cifar100": {"mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762), "crop": 4, "flip": True},
+}
+"""How the images of well-known sets are usually normalised and augmented."""
+
+
+def plan_of(settings: Settings) -> Plan:
+    """Everything a run needs: model, data, clients, fleet and method."""
+    _refuse_device(settings.backend.device)
+    method = method_from(settings.method)
+    fleet = fleet_from(settings.fleet)
+    data = data_of(settings)
+    model = model_for(settings, data.dataset)
+    return Plan(
+        server=Labelled.of(model, settings.model.table or None),
+        method=method,
+        task=task_of(settings, data.dataset, model),
+        data=_on(data, settings.backend.device),
+        fleet=fleet,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        local=settings.local,
+        participation=settings.participation,
+        merging=settings.merging,
+        evaluating=settings.evaluate,
+    )
+
+
+def _refuse_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"the device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def method_from(content: Mapping[str, Any]) -> Method:
+    """A method by name, with switches of the right kinds."""
+    switches = {key: entry for key, entry in content.items() if key != "name"}
+    kinds = get_type_hints(METHODS[content["name"]]) if content["name"] in METHODS else {}
+    fitting = {key: checked(entry, kinds[key], f"method.{key}") if key in kinds else entry for key, entry in switches.items()}
+    return method_of(content["name"], **fitting)
+
+
+def _clients(data: DataSettings) -> int | None:
+    return None if data.split == "column" and data.clients == DataSettings.clients else data.clients
+
+
+def data_of(settings: Settings) -> Federation:
+    """The data set, with a part held out for validation, divided among clients."""
+    data = settings.data
+    return load_data(
+        data.source,
+        clients=_clients(data),
+        split=data.split,
+        seed=settings.seed,
+        validation=data.validation,
+        columns=Columns(data.input or None, data.label or None, data.owner or None),
+        image_size=data.image_size or None,
+        tokenizer=_tokenizer(data.tokenizer or settings.model.name),
+        max_length=data.max_length,
+        **data.parameters,
+    )
+
+
+class _tokenizer:
+    """The model's tokenizer, loaded when a text asks for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        return self._made()(*texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made(), name)
+
+    def _made(self) -> Any:
+        from transformers import AutoTokenizer
+
+        if "tokenizer" not in self.__dict__:
+            try:
+                self.__dict__["tokenizer"] = AutoTokenizer.from_pretrained(self.name)
+            except (OSError, ValueError):
+                raise RunError(
+                    f"no tokenizer was found for {self.name!r}. Texts need one: give `data.tokenizer`, a folder or a name."
+                ) from None
+        return self.__dict__["tokenizer"]
+
+
+def model_for(settings: Settings, dataset: Dataset) -> Any:
+    """The model, with a head for the data set's classes."""
+    shape = dataset.train.inputs["pixel_values"].shape[1:] if kind_of(dataset) == "image" else ()
+    model = trainable(
+        settings.model.name, kind_of(dataset), len(dataset.classes), tuple(shape), settings.seed, settings.model.config
+    )
+    return model.to(settings.backend.device)
+
+
+def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
+    """Texts, or images with the normalisation that is given, that the model was pretrained with, or that is usual."""
+    if kind_of(dataset) == "text":
+        return TextClassification()
+    data = settings.data
+    channels, _, side = dataset.train.inputs["pixel_values"].shape[1:]
+    plain = {"mean": (0.5,) * channels, "std": (0.5,) * channels, "crop": 0, "flip": False}
+    usual = {**plain, **USUAL.get(Path(data.source).name, {}), **_pretrained_with(settings.model.name)}
+    wanted = getattr(model.config, "image_size", side)
+    return ImageClassification(
+        mean=data.mean or usual["mean"],
+        std=data.std or usual["std"],
+        crop=usual["crop"] if data.crop is None else data.crop,
+        flip=usual["flip"] if data.flip is None else data.flip,
+        size=wanted if isinstance(wanted, int) and wanted != side else 0,
+    )
+
+
+def _pretrained_with(name: str) -> dict[str, tuple[float, ...]]:
+    """The normalisation that a pretrained model's image processor states; nothing where there is none."""
+    if name in ("vit-small", "resnet18") or name.endswith(":tiny"):
+        return {}
+    from transformers import ImageProcessingMixin
+
+    try:
+        stated, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except OSError:
+        return {}
+    found = {"mean": stated.get("image_mean"), "std": stated.get("image_std")}
+    return {key: tuple(values) for key, values in found.items() if values}
+
+
+def fleet_from(settings: FleetSettings) -> Fleet:
+    """A fleet by name, or from a list of tiers."""
+    if isinstance(settings.tiers, str):
+        return fleet_of(settings.tiers, settings.redraw)
+    return Fleet(tuple(_tier(entry) for entry in settings.tiers), settings.redraw)
+
+
+def _tier(entry: Mapping[str, Any]) -> Tier:
+    limits = {key: value for key, value in entry.items() if key.startswith("max_")}
+    known = {field.name: field for field in fields(Tier)}
+    for key in entry:
+        if key not in limits:
+            refuse_unknown(key, known, "a tier of the fleet")
+    if "size" not in entry:
+        raise RunError(f"a tier of the fleet needs a `size`: {dict(entry)!r}.")
+    for key in limits:
+        refuse_unknown(key, {field.name: field for field in fields(Budget)}, "a tier of the fleet")
+    kinds = get_type_hints(Tier)
+    limits = {key: checked(value, int, f"fleet.{key}") for key, value in limits.items()}
+    plain = {key: checked(value, kinds[key], f"fleet.{key}") for key, value in entry.items() if key not in limits}
+    return Tier(**{**plain, "budget": Budget(**limits) if limits else None})
+
+
+def _on(data: Federation, device: str) -> Federation:
+    """The data on the device where it is read; the lengths of texts stay on the CPU."""
+    if device == "cpu":
+        return data
+
+    def moved(examples: Examples) -> Examples:
+        inputs = {name: tensor if name == "lengths" else tensor.to(device) for name, tensor in examples.inputs.items()}
+        return Examples(inputs, examples.labels.to(device))
+
+    dataset = data.dataset
+    validation = None if dataset.validation is None else moved(dataset.validation)
+    return replace(data, dataset=replace(dataset, train=moved(dataset.train), test=moved(dataset.test), validation=validation))

@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from families.cases import CASES, Case, logits
+from families.cases import Case, logits, named
 from raffm.elastic import RaFFM
 from raffm.errors import BudgetError, CheckpointError, SpaceError, UpdateError
 from raffm.models.label import named_tensors
 from raffm.models.load import tiny
 from raffm.models.salience import l1_norm, l2_norm
 
-VIT, BERT, RESNET = CASES[0], CASES[1], CASES[3]
-each_case = pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.name)
+VIT, BERT, RESNET = named("vit"), named("bert"), named("resnet-cifar")
+each_case = pytest.mark.parametrize(
+    "case", [VIT, BERT, named("resnet"), RESNET, *map(named, ("t5", "llama", "sam"))], ids=lambda case: case.name
+)
 
 
 def count(model: nn.Module) -> int:
@@ -419,7 +421,7 @@ def test_a_narrow_model_keeps_small_changes_in_float32_on_the_server() -> None:
 
 
 def test_batch_norm_statistics_and_counters_follow_their_rule() -> None:
-    elastic = RaFFM(CASES[2].build())
+    elastic = RaFFM(named("resnet").build())
     clients = [elastic.resource_aware_model({})[0] for _ in range(2)]
     norms = [client.resnet.embedder.embedder.normalization for client in clients]
     for norm, (mean, steps) in zip(norms, ((1.0, 5), (3.0, 9)), strict=True):
@@ -432,7 +434,7 @@ def test_batch_norm_statistics_and_counters_follow_their_rule() -> None:
 
 
 def test_tied_weights_stay_tied_after_aggregation() -> None:
-    elastic = RaFFM(CASES[6].build())
+    elastic = RaFFM(named("bert-tied-head").build())
     elastic.aggregate([changed(elastic.random_resource_aware_model()[0])])
     assert elastic.model.cls.predictions.decoder.weight is elastic.model.bert.embeddings.word_embeddings.weight
 

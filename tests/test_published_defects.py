@@ -9,13 +9,13 @@ import time
 import torch
 from torch import nn
 
-from families.cases import CASES, logits
+from families.cases import logits, named
 from raffm.algebra.ranking import Ranking
 from raffm.elastic import RaFFM
 from raffm.models.label import layout_of, named_tensors
 from raffm.models.surgery import submodel
 
-VIT, BERT = CASES[0], CASES[1]
+VIT, BERT = named("vit"), named("bert")
 
 
 def test_d_ra1_rarely_held_rows_do_not_shrink() -> None:
@@ -169,7 +169,7 @@ def test_d_ra17_all_parameters_are_counted() -> None:
     model = VIT.build()
     published = sum(parameter.numel() for name, parameter in model.named_parameters() if name.endswith(".weight"))
     assert RaFFM(model).total_params == sum(parameter.numel() for parameter in model.parameters()) > published
-    tied = CASES[6].build()
+    tied = named("bert-tied-head").build()
     assert RaFFM(tied).total_params == sum(parameter.numel() for parameter in tied.parameters())
 
 

@@ -136,17 +136,25 @@ class RaFFM:
         self.ranking = rank(self.model, self.layout, metric, batches, loss)
 
     def permute(self) -> None:
-        """Put the weights themselves into the order of the ranking; outputs do not change."""
+        """Put the weights themselves into the order of the ranking; outputs do not change.
+
+        Blocks keep their places, and so does what a saved model makes anew: rotary pairs, with their frequencies.
+        """
         tensors, _ = named_tensors(self.model)
-        moved = permute(tensors, self.layout, self.ranking)
+        still = {name: order for name, order in self.ranking.order.items() if self._stays(name)}
+        ranking = Ranking({name: order for name, order in self.ranking.order.items() if name not in still})
+        moved = permute(tensors, self.layout, ranking)
         with torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(moved[name])
         if self._master:
-            self._master = permute(self._master, self.layout, self.ranking)
-        depths = {name: order for name, order in self.ranking.order.items() if name in self.layout.depths}
-        self.ranking = Ranking(depths)
+            self._master = permute(self._master, self.layout, ranking)
+        self.ranking = Ranking(still)
         self.version += 1
+
+    def _stays(self, group: str) -> bool:
+        kinds = {self.layout.kind(tensor) for tensor, _ in self.layout.uses(group)}
+        return group in self.layout.depths or "transient" in kinds
 
     # -- aggregation ---------------------------------------------------------------------------------------------
 
@@ -226,6 +234,7 @@ class RaFFM:
             write_json(fresh / "config.json", config)
             write_tensors(fresh / "ranking.safetensors", _flat_ranking(self.ranking))
             write_tensors(fresh / "master.safetensors", self._master)
+            write_tensors(fresh / "transient.safetensors", self._transient())
             write_json(fresh / "server.json", {"layout": self.layout.fingerprint, "version": self.version, "by": self.space.by})
 
     def load_ckpt(self, folder: str | Path) -> None:
@@ -240,12 +249,19 @@ class RaFFM:
         weights = load_weights(self.model, folder)
         ranking = _full_ranking(read_tensors(folder / "ranking.safetensors"))
         space = read_space(self.layout, self.table, read_json(folder / "config.json").get("elastic_config"), about["by"])
-        self._master = read_tensors(folder / "master.safetensors")
+        master = read_tensors(folder / "master.safetensors")
+        transient = read_tensors(folder / "transient.safetensors")
         tensors, _ = named_tensors(self.model)
         with torch.no_grad():
-            for name, tensor in weights.items():
+            for name, tensor in {**weights, **transient}.items():
                 tensors[name].copy_(tensor)
+        self._master = master
         self.ranking, self.space, self.version = ranking, space, about["version"]
+
+    def _transient(self) -> dict[str, Tensor]:
+        """The buffers that no state dict holds, such as rotary frequencies."""
+        tensors, _ = named_tensors(self.model)
+        return {name: tensors[name] for name in self.layout.tensors("transient")}
 
 
 def _flat_ranking(ranking: Ranking) -> dict[str, Tensor]:

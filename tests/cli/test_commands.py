@@ -89,9 +89,9 @@ def test_wrong_use_gives_one_message_and_exit_2(words: list[str], expected: str)
 
 def test_a_model_of_an_unknown_family_says_what_to_do(tmp_path: Path) -> None:
     config = {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": 8,
+        "model_type": "bloom",
+        "architectures": ["BloomForCausalLM"],
+        "hidden_size": 8,
         "n_layer": 1,
         "n_head": 2,
         "vocab_size": 9,
@@ -99,7 +99,7 @@ def test_a_model_of_an_unknown_family_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     ran = raffm("inspect", str(tmp_path))
     assert ran.returncode == 2
-    assert "no layout for model type 'gpt2'" in ran.stderr
+    assert "no layout for model type 'bloom'" in ran.stderr
     assert "raffm label" in ran.stderr
 
 

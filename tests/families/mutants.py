@@ -19,13 +19,15 @@ class Mutant:
 
 
 def mutants(model: nn.Module, family: str) -> Iterator[Mutant]:
-    """Swapped groups, transposed products, turned maps, dropped fibres and ties."""
+    """Swapped groups, transposed products, turned maps; dropped fibres, ties, stacks and classes."""
     table = _used(shipped(family), model)
     yield from _swapped(table, model)
     yield from _transposed(table)
     yield from _turned(table)
     yield from _without_fibre(table)
     yield from _without_tie(table)
+    yield from _without_stack(table)
+    yield from _without_class(table)
 
 
 def _used(table: Table, model: nn.Module) -> Table:
@@ -86,7 +88,7 @@ def _length(layout: object, word: str) -> int | None:
 
 def _transposed(table: Table) -> Iterator[Mutant]:
     for section, name, label in _labels(table):
-        for product in dict.fromkeys(re.findall(r"[\w.{}:-]+\*[\w.{}:-]+", label)):
+        for product in dict.fromkeys(re.findall(r"(?<![\w.{}:-])(?=([\w.{}:-]+\*[\w.{}:-]+))", label)):
             first, second = product.split("*")
             reason = "" if second != "width" else "a width of 1 nests either way"
             changed = label.replace(product, f"{second}*{first}", 1)
@@ -116,3 +118,16 @@ def _without_tie(table: Table) -> Iterator[Mutant]:
     for left in table.ties:
         rest = {name: right for name, right in table.ties.items() if name != left}
         yield Mutant(f"{left} without its tie", replace(table, ties=rest))
+
+
+def _without_stack(table: Table) -> Iterator[Mutant]:
+    for section, name, label in _labels(table):
+        if " of " in label:
+            changed = label.partition(" of ")[0]
+            yield Mutant(f"{name}: {label} as {changed}", _with_label(table, section, name, changed))
+
+
+def _without_class(table: Table) -> Iterator[Mutant]:
+    for name in table.when_cut:
+        rest = {other: entry for other, entry in table.when_cut.items() if other != name}
+        yield Mutant(f"{name} without another class", replace(table, when_cut=rest))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from families.cases import CASES, logits
+from families.cases import logits, named
 from methods.runs import FAMILIES, labelled, module_of, plan_of, rounds_of
 from raffm.algebra.move import permute
 from raffm.methods import method_of
@@ -19,7 +19,7 @@ from raffm.models.labelled import Labelled
 from raffm.rounds.plan import Merging
 
 SERVERS = {family: labelled(family) for family in FAMILIES}
-INPUTS = {"raffm_resnet": CASES[3], "vit": CASES[0], "bert": CASES[1]}
+INPUTS = {"raffm_resnet": named("resnet-cifar"), "vit": named("vit"), "bert": named("bert")}
 
 rounds = st.integers(0, 200)
 sizes = st.sampled_from([0.64, 0.36, 1 / 4, 0.16, 1 / 16, 1 / 64, 0.5, 0.9])

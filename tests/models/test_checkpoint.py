@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families.cases import CASES
+from families.cases import named
 from raffm.elastic import RaFFM
 from raffm.errors import CheckpointError
 from raffm.models.checkpoint import load_submodel, save_submodel
 from raffm.models.files import found, written_whole
 
-VIT, BERT = CASES[0], CASES[1]
+VIT, BERT = named("vit"), named("bert")
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from families.cases import CASES, logits
+from families.cases import logits, named
 from raffm.elastic import RaFFM
 from raffm.errors import ExportError
 from raffm.models.stock import export_stock
 
-VIT, BERT, RESNET, OURS = CASES[:4]
+VIT, BERT, RESNET, OURS = map(named, ("vit", "bert", "resnet", "resnet-cifar"))
 
 
 def alike(elastic: RaFFM, **sizes: int) -> dict[str, int]:

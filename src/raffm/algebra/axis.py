@@ -7,6 +7,7 @@
     scalar                           a tensor without axes
     residual -> ffn transposed       stored input first
     residual -> classes when exits[1]
+    buckets, heads of layers         serves a whole stack, and stands in the first block that is kept
 
 `docs/algebra.md` explains it on one page.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -68,7 +69,7 @@ class Sum:
 
 Expression = Number | Name | Product | Sum
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>\d+)(?![\w.])|(?P<name>#?[A-Za-z_][\w.\-]*)|(?P<sign>[*+()]))")
+_TOKEN = re.compile(r"\s*(?:(?P<number>\d+)(?![\w.])|(?P<name>(?:first)?#?[A-Za-z_][\w.\-]*)|(?P<sign>[*+()]))")
 
 
 def _tokens(text: str) -> Iterator[str]:
@@ -189,6 +190,21 @@ def renamed(expression: Expression, rename: Callable[[str], str]) -> Expression:
             return Sum(tuple(renamed(term, rename) for term in terms))
 
 
+def units(expression: Expression, widths: Container[str]) -> set[str]:
+    """The groups under whose every index one of `widths` is nested: `heads` in `heads*qk`."""
+    match expression:
+        case Product(factors):
+            found = {unit for factor in factors for unit in units(factor, widths)}
+            for place, factor in enumerate(factors):
+                if isinstance(factor, Name) and any(name in widths for rest in factors[place + 1 :] for name in names(rest)):
+                    found.add(factor.group)
+            return found
+        case Sum(terms):
+            return {unit for term in terms for unit in units(term, widths)}
+        case _:
+            return set()
+
+
 Where = slice | Tensor | None
 """Positions on one axis: a stretch, a list of them, or None for all."""
 
@@ -268,13 +284,15 @@ class Label:
     """What the axes of one tensor mean, in storage order.
 
     `source` and `target` say which axis is a linear map's input and which its output.
-    `guard` names the block this tensor belongs to: it exists only while that block is kept.
+    `guard` names the block this tensor belongs to: it exists only while that block is kept. `stack` names the depth
+    group that it serves as a whole: it always exists, in the first kept block.
     """
 
     axes: tuple[Expression, ...]
     source: int | None = None
     target: int | None = None
     guard: tuple[str, int] | None = None
+    stack: str = ""
 
     def __str__(self) -> str:
         if self.source is None or self.target is None:
@@ -283,6 +301,7 @@ class Label:
             rest = [axis for place, axis in enumerate(self.axes) if place not in (self.source, self.target)]
             text = ", ".join([f"{self.axes[self.source]} -> {self.axes[self.target]}", *map(str, rest)])
             text += " transposed" if self.source < self.target else ""
+        text += f" of {self.stack}" if self.stack else ""
         return text + (f" when {self.guard[0]}[{self.guard[1]}]" if self.guard else "")
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -295,6 +314,7 @@ class Label:
 
 
 _GUARD = re.compile(r"\s+when\s+(?P<group>[\w.\-]+)\[(?P<index>\d+)\]\s*$")
+_STACK = re.compile(r"\s+of\s+(?P<group>[\w.\-]+)\s*$")
 _TRANSPOSED = re.compile(r"\s+transposed\s*$")
 
 
@@ -305,12 +325,17 @@ def parse_label(text: str) -> Label:
     if found := _GUARD.search(text):
         guard = (found["group"], int(found["index"]))
         text = text[: found.start()]
+    stack = ""
+    if found := _STACK.search(text):
+        stack = found["group"]
+        text = text[: found.start()]
     if text.strip() == "scalar":
-        return Label((), guard=guard)
+        return Label((), guard=guard, stack=stack)
     if "->" not in text:
-        return Label(tuple(parse(part) for part in text.split(",")), guard=guard)
+        return Label(tuple(parse(part) for part in text.split(",")), guard=guard, stack=stack)
     is_transposed = _TRANSPOSED.search(text) is not None
     before, after = _TRANSPOSED.sub("", text).split("->", 1)
     target, *rest = (parse(part) for part in after.split(","))
     ends = (parse(before), target) if is_transposed else (target, parse(before))
-    return Label((*ends, *rest), source=0 if is_transposed else 1, target=1 if is_transposed else 0, guard=guard)
+    source = 0 if is_transposed else 1
+    return Label((*ends, *rest), source=source, target=1 - source, guard=guard, stack=stack)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Literal
@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raffm.algebra.axis import Expression, Label, Number, Product, monomials, names, renamed, value
+from raffm.algebra.axis import Expression, Label, Number, Product, monomials, names, renamed, units, value
+from raffm.algebra.blocks import in_first_block, is_dropped, is_place, renumbered
 from raffm.algebra.check import (
     as_indices,
     base_of,
@@ -36,11 +37,6 @@ Kind = Literal["parameter", "buffer", "transient"]
 """A transient tensor is a buffer that `state_dict` leaves out."""
 
 
-def is_place(name: str) -> bool:
-    """Whether a name in an attribute means a block's place among the kept ones (`#layers`), not a group."""
-    return name.startswith("#")
-
-
 Term = tuple[tuple[str, int] | None, tuple[str, ...], int]
 
 
@@ -49,7 +45,8 @@ class Layout:
     """Labels, groups and count ties of one model, and the integers its modules store.
 
     Build one with `Layout.build`, which checks every label against every shape. Tied tensors are labelled once;
-    `aliases` gives their other names.
+    `aliases` gives their other names. `lists` names the lists that have an entry for every block of a depth group
+    (`layers`), or that hold numbers of blocks (`#layers`), `when_cut` the modules that need another class (its name) once a group of theirs is cut.
     """
 
     labels: Mapping[str, Label]
@@ -58,6 +55,8 @@ class Layout:
     attributes: Mapping[str, Expression] | None = None
     aliases: Mapping[str, str] | None = None
     kinds: Mapping[str, Kind] | None = None
+    lists: Mapping[str, str] = field(default_factory=dict)
+    when_cut: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @staticmethod
     def build(
@@ -68,6 +67,8 @@ class Layout:
         attributes: Mapping[str, tuple[Expression, int]] | None = None,
         aliases: Mapping[str, str] | None = None,
         kinds: Mapping[str, Kind] | None = None,
+        lists: Mapping[str, str] | None = None,
+        when_cut: Mapping[str, tuple[str, str]] | None = None,
     ) -> Layout:
         """A checked layout; sizes that `groups` leaves at 0 are read off the attributes and the shapes."""
         described = {group.name: group for group in groups}
@@ -88,9 +89,8 @@ class Layout:
             refuse_misfit(where, expression, found, sizes)
         made = {name: replace(described.get(name, Group(name, size)), size=size) for name, size in sizes.items()}
         made = {name: replace(group, guard=guard_of(name, labels), base=base_of(group, labels)) for name, group in made.items()}
-        layout = Layout(
-            labels, made, tuple(ties), {name: pair[0] for name, pair in attributes.items()}, aliases or {}, kinds or {}
-        )
+        expressions = {name: pair[0] for name, pair in attributes.items()}
+        layout = Layout(labels, made, tuple(ties), expressions, aliases or {}, kinds or {}, lists or {}, when_cut or {})
         refuse_guards(layout.labels, layout.groups)
         refuse_groups(layout.groups, layout.ties)
         return layout
@@ -106,6 +106,14 @@ class Layout:
     def bases(self) -> dict[str, str]:
         """Every fibred group with its base."""
         return {name: group.base for name, group in self.groups.items() if group.base is not None}
+
+    @cached_property
+    def heads(self) -> frozenset[str]:
+        """The groups whose indices are whole units with a width inside: heads, and counts that are tied to them."""
+        axes = {axis for label in self.labels.values() for axis in label.axes}
+        found = {unit for axis in axes for unit in units(axis, set(self.free))}
+        tied = [{str(tie.left), str(tie.right)} for tie in self.ties]
+        return frozenset(found.union(*(pair for pair in tied if pair & found)))
 
     @cached_property
     def depths(self) -> dict[str, Group]:
@@ -231,22 +239,17 @@ class Layout:
 
     def name_in(self, selection: Selection, name: str) -> str:
         """What a tensor, a module or an attribute is called in the submodel: blocks are numbered anew."""
-        return self._renumbered(selection, name, lambda depth: f"{depth.path}.")
+        if name in self.labels and self.labels[name].stack:
+            return in_first_block(name, self._paths[self.labels[name].stack])
+        return renumbered(name, self._paths, selection.kept)
+
+    @cached_property
+    def _paths(self) -> dict[str, str]:
+        return {name: str(depth.path) for name, depth in self.depths.items()}
 
     def group_in(self, selection: Selection, name: str) -> str:
         """What a group is called in the submodel's own layout."""
-        return self._renumbered(selection, name, lambda depth: f"{depth.name}.")
-
-    def _renumbered(self, selection: Selection, name: str, prefix_of: Callable[[Group], str]) -> str:
-        for depth in self.depths.values():
-            prefix = prefix_of(depth)
-            if depth.name in selection.kept and name.startswith(prefix):
-                index, _, rest = name[len(prefix) :].partition(".")
-                if not index.isdigit():  # what serves the whole stack may be named after it
-                    continue
-                place = selection.kept[depth.name].tolist().index(int(index))
-                return f"{prefix}{place}" + (f".{rest}" if rest else "")
-        return name
+        return renumbered(name, {depth: depth for depth in self.depths}, selection.kept)
 
     def cut(self, selection: Selection) -> Layout:
         """The layout of the submodel."""
@@ -291,10 +294,15 @@ class Layout:
         aliases = {
             self.name_in(selection, alias): self.name_in(selection, name)
             for alias, name in (self.aliases or {}).items()
-            if self.is_held(selection, name) and not self._is_in_dropped_block(selection, alias)
+            if self.is_held(selection, name) and not is_dropped(alias, self._paths, selection.kept)
         }
         kinds: dict[str, Kind] = {self.name_in(selection, name): self.kind(name) for name in self.labels_of(selection)}
-        return Layout(labels, groups, ties, kept_attributes, aliases, kinds)
+        when_cut = {
+            self.name_in(selection, name): (new(group), other)
+            for name, (group, other) in self.when_cut.items()
+            if group in sizes
+        }
+        return Layout(labels, groups, ties, kept_attributes, aliases, kinds, self.lists, when_cut)
 
     def attributes_of(self, selection: Selection) -> dict[str, Expression]:
         """The integers that the modules of the submodel store, by their names in the full model."""
@@ -302,17 +310,9 @@ class Layout:
         return {
             name: expression
             for name, expression in (self.attributes or {}).items()
-            if not self._is_in_dropped_block(selection, name)
+            if not is_dropped(name, self._paths, selection.kept)
             and all(group in sizes or is_place(group) for group in names(expression))
         }
-
-    def _is_in_dropped_block(self, selection: Selection, name: str) -> bool:
-        for depth in self.depths.values():
-            if depth.name in selection.kept and name.startswith(f"{depth.path}."):
-                index = name.removeprefix(f"{depth.path}.").partition(".")[0]
-                if index.isdigit() and int(index) not in selection.kept[depth.name].tolist():
-                    return True
-        return False
 
     def compose(self, outer: Selection, inner: Selection) -> Selection:
         """The Selection of this layout that cuts as `inner` cuts the submodel `outer`."""

@@ -34,7 +34,10 @@ def errors_in_one_line() -> Iterator[None]:
 
 def quiet() -> None:
     """Keep the notices of libraries out of the output."""
+    import logging
+
     import transformers
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

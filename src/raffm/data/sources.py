@@ -356,7 +356,7 @@ def _from_hub(source: str) -> dict[str, Rows]:
     try:
         parts = datasets.load_dataset(name, config or None)
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"Hugging Face gives no data set {source!r}: {error} {advice}") from None
+        raise DataError(f"Hugging Face gives no data set {source!r}: {str(error).rstrip('.')}. {advice}") from None
     return {part: _hub_rows(f"{source} ({part})", parts[part]) for part in PARTS if part in parts}
 
 

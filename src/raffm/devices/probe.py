@@ -41,7 +41,7 @@ class Reading:
 
 def read_flops(model: nn.Module, layout: Layout, table: Table, selection: Selection) -> list[Reading]:
     """The FLOPs of the forward pass of one example: outside of all blocks, then in every block."""
-    module = _hollow(model, layout, selection, "meta").eval()
+    module = countable(_hollow(model, layout, selection, "meta"))
     inputs = sample_inputs(model, table, batch=1, tokens=TOKENS, device="meta", generator=torch.Generator())
     counter = FlopCounterMode(display=False)
     spent: dict[Guard, int] = {None: 0}
@@ -57,6 +57,16 @@ def read_flops(model: nn.Module, layout: Layout, table: Table, selection: Select
         module(**inputs)
     spent[None] = counter.get_total_flops() - sum(spent.values())
     return [Reading(guard, (float(count),)) for guard, count in spent.items()]
+
+
+def countable(module: nn.Module) -> nn.Module:
+    """A module without weights, made ready to be counted.
+
+    It cannot look for padding in ids that have no values, and the counter stumbles over parameters that are outputs.
+    """
+    if getattr(getattr(module, "config", None), "pad_token_id", None) is not None:
+        module.config.pad_token_id = None  # type: ignore[union-attr]
+    return module.eval().requires_grad_(False)
 
 
 def _hollow(

@@ -170,8 +170,8 @@ class _Shapes:
 
 def _eighths(server: Labelled) -> dict[str, list[int]]:
     """Eighths of what the family's table cuts by default, without whole heads."""
-    heads = set(server.layout.bases.values())
-    groups = [name for name in read_space(server.layout, server.table, None).sizes if name not in heads]
+    cut = read_space(server.layout, server.table, None).sizes
+    groups = [name for name in cut if name not in server.layout.heads]
     return {name: sorted({server.layout.groups[name].narrowed(place / 8) for place in range(1, 9)}) for name in groups}
 
 

@@ -28,8 +28,7 @@ def ratio_of(size: float) -> float:
 
 def width_groups(layout: Layout) -> tuple[str, ...]:
     """The groups that are widths: all that can be cut, but neither blocks nor heads, whose number never changes."""
-    heads = set(layout.bases.values())
-    return tuple(group for group in layout.free if group not in layout.depths and group not in heads)
+    return tuple(group for group in layout.free if group not in layout.depths and group not in layout.heads)
 
 
 def width_sizes(layout: Layout, ratio: float) -> dict[str, int]:

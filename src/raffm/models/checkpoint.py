@@ -21,7 +21,7 @@ from raffm.algebra.check import some
 from raffm.errors import CheckpointError, RaffmError
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.label import layout_of, named_tensors
-from raffm.models.load import from_config
+from raffm.models.load import from_config, has_own_head
 from raffm.models.surgery import Record, assembled, skeleton
 from raffm.models.table import Table
 
@@ -37,7 +37,7 @@ def save_submodel(module: nn.Module, folder: str | Path) -> None:
     with written_whole(folder) as fresh:
         write_tensors(fresh / "model.safetensors", _on_disk(module))
         write_tensors(fresh / "transient.safetensors", transient)
-        write_json(fresh / "config.json", {**_config_dict(module), **dict(record.config)})
+        write_json(fresh / "config.json", _with_entries(_config_dict(module), dict(record.config)))
         write_json(
             fresh / "raffm.json",
             {
@@ -181,6 +181,19 @@ def _refuse_strangers(
 def _config_dict(module: nn.Module) -> dict[str, Any]:
     config: Any = getattr(module, "config", None)
     content: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    if content.get("tie_word_embeddings") and has_own_head(module):
+        content["tie_word_embeddings"] = False
+    return content
+
+
+def _with_entries(content: dict[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with other entries, by their paths."""
+    for path, entry in entries.items():
+        *owners, key = path.split(".")
+        inner = content
+        for owner in owners:
+            inner = inner[owner]
+        inner[key] = entry
     return content
 
 

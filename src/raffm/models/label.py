@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
-from raffm.algebra.axis import Expression, Label, Name, names, parse, parse_label, renamed
+from raffm.algebra.axis import Expression, Label, Name, Number, names, parse, parse_label, renamed
+from raffm.algebra.blocks import is_place
 from raffm.algebra.group import Group, Tie
 from raffm.algebra.layout import Kind, Layout
 from raffm.errors import LabelError, UnknownFamilyError
@@ -16,6 +18,9 @@ from raffm.models import table as tables
 from raffm.models.table import Table
 
 Rename = Callable[[str], str]
+
+FIXED = "fixed"
+"""The label of tensors that are never cut."""
 
 
 def table_of(model: nn.Module, table: Table | str | Path | None = None) -> Table:
@@ -46,13 +51,13 @@ def layout_of(model: nn.Module, table: Table | str | Path | None = None) -> Layo
         name: replace(
             label,
             axes=tuple(renamed(axis, rename) for axis in label.axes),
-            guard=label.guard or _guard(name, depths),
+            guard=label.guard or (None if label.stack else _guard(name, depths)),
         )
         for name, label in labels.items()
     }
     attributes = _attributes(table, prefix, model, last, rename)
-    used = dict.fromkeys(group for label in labels.values() for group in label.groups())
-    used.update(dict.fromkeys(group for expression, _ in attributes.values() for group in names(expression) if group[0] != "#"))
+    named = [group for expression, _ in attributes.values() for group in names(expression) if not is_place(group)]
+    used = dict.fromkeys([*(group for label in labels.values() for group in label.groups()), *named])
     return Layout.build(
         labels,
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
@@ -61,6 +66,8 @@ def layout_of(model: nn.Module, table: Table | str | Path | None = None) -> Layo
         attributes,
         aliases,
         _kinds(model, tensors),
+        _lists(table, model),
+        _when_cut(table, prefix, model, last, rename),
     )
 
 
@@ -115,29 +122,37 @@ def _with_variants(table: Table, prefix: str, tensors: Mapping[str, Tensor]) -> 
 
 def _label(table: Table, prefix: str, name: str, tensor: Tensor, last: tables.Numbers) -> Label:
     """The label of one tensor: by its own name, or by its module's."""
-    sections = _sections(table, prefix, name)
-    relative = name.removeprefix(prefix) if sections is not table.heads else name
-    if found := tables.first_match(sections, relative):
-        return parse_label(tables.fill(found[0], found[1], last))
+    lines = _lines(table, prefix, name)
+    relative = name.removeprefix(prefix) if name.startswith(prefix) else name
+    if found := tables.first_match(lines, relative):
+        return _read(found, last, tensor)
     module, _, leaf = relative.rpartition(".")
-    if found := tables.first_match(sections, module):
-        return _in_module(parse_label(tables.fill(found[0], found[1], last)), leaf, tensor)
+    if found := tables.first_match(lines, module):
+        return _in_module(_read(found, last, tensor), leaf, tensor)
     raise LabelError(
         f"`{name}` of shape {tuple(tensor.shape)} has no label in the table of {table.family!r}. Add a line for it."
     )
 
 
-def _sections(table: Table, prefix: str, name: str) -> Mapping[str, str]:
+def _lines(table: Table, prefix: str, name: str) -> Mapping[str, str]:
+    """The lines that may speak of a tensor; where nothing tells the base model from its head, all."""
+    if not prefix:
+        return {**table.tensors, **table.heads}
     return table.tensors if name.startswith(prefix) else table.heads
+
+
+def _read(line: tuple[str, tables.Numbers], last: tables.Numbers, tensor: Tensor) -> Label:
+    """A line of the table as a label; `fixed` stands for axes that are never cut."""
+    text, numbers = line
+    return Label(tuple(map(Number, tensor.shape))) if text == FIXED else parse_label(tables.fill(text, numbers, last))
 
 
 def _in_module(label: Label, leaf: str, tensor: Tensor) -> Label:
     """A module's label, applied to one of its tensors: the weight takes it whole, a bias its target, a counter nothing."""
     if leaf == "weight":
         return label
-    if tensor.dim() == 0:
-        return Label((), guard=label.guard)
-    return Label((label.axes[label.target or 0],), guard=label.guard)
+    axes = (label.axes[label.target or 0],) if tensor.dim() else ()
+    return Label(axes, guard=label.guard, stack=label.stack)
 
 
 def _guard(name: str, depths: Mapping[str, Group]) -> tuple[str, int] | None:
@@ -189,6 +204,8 @@ def _depth_groups(table: Table, prefix: str, model: nn.Module, last: tables.Numb
     for template, entry in table.depth.items():
         for numbers in _all_numbers(template, last):
             name, path = tables.fill(template, numbers, last), prefix + tables.fill(entry["path"], numbers, last)
+            if path not in modules and entry.get("optional"):
+                continue
             if path not in modules:
                 raise LabelError(f"the table of {table.family!r} looks for blocks at `{path}`, which the model does not have.")
             blocks = len(list(modules[path].children()))
@@ -224,14 +241,48 @@ def _attributes(
     found: dict[str, tuple[Expression, int]] = {}
     modules = dict(model.named_modules())
     for template, text in table.attributes.items():
-        owner, _, attribute = template.rpartition(".")
-        if owner == "config":
-            found[template] = (renamed(parse(text), rename), getattr(model.config, attribute))
-            continue
-        for name, numbers in tables.instances(prefix + owner if owner else prefix.rstrip("."), modules).items():
-            if isinstance(getattr(modules[name], attribute, None), int):
+        owner, attribute = _owner(template)
+        owners = {"": {}} if attribute.startswith("config.") and not owner else _instances(prefix, owner, modules)
+        for name, numbers in owners.items():
+            stored = _stored(modules[name], attribute)
+            if isinstance(stored, int) and not text.startswith("["):
                 expression = renamed(parse(tables.fill(text, numbers, last)), rename)
-                found[f"{name}.{attribute}".lstrip(".")] = (expression, getattr(modules[name], attribute))
+                found[f"{name}.{attribute}".lstrip(".")] = (expression, stored)
+    return found
+
+
+def _lists(table: Table, model: nn.Module) -> dict[str, str]:
+    """The lists in the config that have an entry for every block (`"[layers]"`), or that number blocks (`"[#layers]"`)."""
+    listed = {name: text[1:-1] for name, text in table.attributes.items() if text.startswith("[")}
+    return {name: depth for name, depth in listed.items() if isinstance(_stored(model, name), list)}
+
+
+def _when_cut(table: Table, prefix: str, model: nn.Module, last: tables.Numbers, rename: Rename) -> dict[str, tuple[str, str]]:
+    """The modules that need another class once a group is cut, with the group and the class's name."""
+    modules = dict(model.named_modules())
+    return {
+        name: (rename(tables.fill(entry["group"], numbers, last)), entry["class"])
+        for template, entry in table.when_cut.items()
+        for name, numbers in _instances(prefix, template, modules).items()
+    }
+
+
+def _owner(template: str) -> tuple[str, str]:
+    """The module and the attribute that a name means; what follows `config` is inside that."""
+    parts = template.split(".")
+    cut = parts.index("config") if "config" in parts else -1
+    return ".".join(parts[:cut]), ".".join(parts[cut:])
+
+
+def _instances(prefix: str, owner: str, modules: Mapping[str, nn.Module]) -> dict[str, tables.Numbers]:
+    return tables.instances(prefix + owner if owner else prefix.rstrip("."), modules)
+
+
+def _stored(module: nn.Module, attribute: str) -> Any:
+    """What stands at a path of attributes; None where something on the way is missing."""
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
     return found
 
 

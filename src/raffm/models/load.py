@@ -38,8 +38,26 @@ def from_config(family: str, name: str, content: dict[str, Any]) -> nn.Module:
         raise CheckpointError(
             f"the class {name!r} is neither ours nor a model of transformers'. Give a full model: `model=...`."
         )
-    model: nn.Module = kind(config_class.from_dict(content))
-    return model.eval()
+    return _built(kind, config_class.from_dict(content), content)
+
+
+def _built(kind: Any, config: Any, content: Mapping[str, Any]) -> nn.Module:
+    """A model of a class, with weights of its own in the head where the stored config says so.
+
+    T5's config class forgets that (FLAN-T5 has such a head), and ties whatever is built from it.
+    """
+    model: Any = kind(config)
+    head = model.get_output_embeddings() if content.get("tie_word_embeddings") is False else None
+    if head is not None and not has_own_head(model):
+        head.weight = nn.Parameter(torch.empty_like(head.weight).copy_(head.weight.detach()), head.weight.requires_grad)
+    made: nn.Module = model.eval()
+    return made
+
+
+def has_own_head(model: Any) -> bool:
+    """Whether a language model's head has other weights than its embeddings."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return head is not None and head.weight is not model.get_input_embeddings().weight
 
 
 def model_from(name: str, device: str = "cpu") -> nn.Module:
@@ -180,8 +198,7 @@ def _of_architecture(name: str) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     architectures = config.architectures or []
     if architectures and hasattr(transformers, architectures[0]):
-        kind = getattr(transformers, architectures[0])
-        model: nn.Module = kind(config)
-    else:
-        model = transformers.AutoModel.from_config(config, trust_remote_code=False)
+        stored, _ = transformers.PreTrainedConfig.get_config_dict(name)
+        return _built(getattr(transformers, architectures[0]), config, stored)
+    model: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=False)
     return model.eval()

@@ -86,6 +86,8 @@ def scores(tensors: Mapping[str, Tensor], layout: Layout, metric: Metric) -> dic
 def _score(tensors: Mapping[str, Tensor], layout: Layout, group: Group, metric: Metric) -> Tensor:
     if group.path is not None:
         return _checked(group, metric(group, _block_uses(tensors, layout, group)))
+    if not layout.uses(group.name):  # a count that others are tied to
+        return torch.zeros(group.size)
     if group.base is None:
         return _checked(group, metric(group, _uses(tensors, layout, group.name)))
     rows = range(layout.groups[group.base].size)

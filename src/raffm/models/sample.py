@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -21,15 +22,18 @@ def sample_inputs(
 ) -> dict[str, Tensor]:
     """Normal pixels and uniform ids, by the names of the model's arguments.
 
-    An entry of the table is a list of axes after the batch: the name of a config value (`image_size`), with `= 224` where
-    the config may lack it, or `tokens`. `tokens < vocab_size` stands for ids below that config value. There are never
-    more tokens than the model has positions.
+    An entry of the table is a list of axes after the batch: a number, the name of a config value (`image_size`), with
+    `= 224` where the config may lack it, or `tokens`. `tokens < vocab_size` stands for ids below that config value. There
+    are never more tokens than the model has positions. Inputs that the model's `forward` does not take are left out.
     """
     if not table.inputs:
         raise LabelError(f"the table of {table.family!r} has no section [inputs], so the model cannot be run.")
     config = getattr(model, "config", None)
     tokens = min(tokens, getattr(config, "max_position_embeddings", tokens))
-    return {name: _drawn(axes, config, batch, tokens, generator).to(device) for name, axes in table.inputs.items()}
+    taken = set(signature(model.forward).parameters)
+    inputs = {name: axes for name, axes in table.inputs.items() if name in taken} or table.inputs
+    drawn = {name: _drawn(axes, config, batch, tokens, generator) for name, axes in inputs.items()}
+    return {name: _ended(tensor, config).to(device) for name, tensor in drawn.items()}
 
 
 def _drawn(axes: list[str], config: Any, batch: int, tokens: int, generator: torch.Generator | None) -> Tensor:
@@ -40,14 +44,33 @@ def _drawn(axes: list[str], config: Any, batch: int, tokens: int, generator: tor
     return torch.randn((batch, *lengths), generator=generator)
 
 
+def _ended(drawn: Tensor, config: Any) -> Tensor:
+    """Ids that end with the config's end-of-text token and have it nowhere else: some heads look for it."""
+    end = getattr(config, "eos_token_id", None)
+    if drawn.is_floating_point() or not isinstance(end, int) or end >= getattr(config, "vocab_size", 0):
+        return drawn
+    return torch.where(drawn == end, (end + 1) % 2, drawn).index_fill(1, torch.tensor([drawn.shape[1] - 1]), end)
+
+
 def _length(axis: str, config: Any, tokens: int, place: int) -> int:
     """The length of an axis; of a config value that is a pair (height, width), the last two axes take one each."""
     name, _, default = (part.strip() for part in axis.partition("="))
     if name == "tokens":
         return tokens
-    found = getattr(config, name, int(default) if default else None)
+    if name.isdigit():
+        return int(name)
+    found = _reached(config, name.split("."), int(default) if default else None)
     if isinstance(found, list | tuple):
         found = found[place - 1]
     if not isinstance(found, int):
         raise LabelError(f"the inputs need the config value {name!r}, which the model's config does not have.")
     return found
+
+
+def _reached(config: Any, path: list[str], default: int | None) -> Any:
+    """What a path leads to in a config (`vision_config.image_size`); where a part of it is missing, it is passed over."""
+    for part in path:
+        if part == path[-1]:
+            return getattr(config, part, default)
+        config = getattr(config, part, config)
+    return default

@@ -10,36 +10,92 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raffm.algebra.axis import parse, renamed, value
+from raffm.algebra.axis import Sum, names, parse, renamed, value
 from raffm.algebra.layout import Layout
 from raffm.errors import ExportError
 from raffm.models import table as tables
 from raffm.models.files import written_whole
 from raffm.models.label import base_prefix, group_names, layout_of, named_tensors, table_of
+from raffm.models.sample import sample_inputs
 from raffm.models.surgery import assembled
 from raffm.models.table import Table
+from raffm.models.verify import largest_change, named_outputs
+
+TOLERANCE = 1e-4
+"""How far, relative to their scale, the outputs of the written model may lie from those of the submodel."""
 
 
-def export_stock(module: nn.Module, folder: str | Path, table: Table | str | Path | None = None) -> None:
+def export_stock(module: nn.Module, folder: str | Path, table: Table | str | Path | None = None, check: bool = True) -> None:
     """Write a model so that plain `from_pretrained` loads it; refuse where the family's config cannot express it.
 
-    The frozen attention scale is folded into the query, so the outputs stay the same.
+    The frozen attention scale is folded into the query, so the outputs stay the same. With `check` the written model is
+    loaded and run, and refused where its outputs differ.
     """
     table = table_of(module, table)
     if not table.stock or not hasattr(module, "save_pretrained"):
         raise ExportError(f"{type(module).__name__} has no stock form of its own. Save it with `save_submodel`.")
     layout = layout_of(module, table)
     config = copy.deepcopy(module.config)
-    for key, content in _config_values(module, table, layout).items():
-        setattr(config, key, content)
+    for key, content in {**_config_values(module, table, layout), **_rotary_values(module, table)}.items():
+        _set_entry(config, key, content)
     with torch.device("meta"):
         plain: nn.Module = type(module)(config)
     _refuse_other_shapes(module, plain)
-    tensors = {**named_tensors(module)[0], **_folded(module, plain, table)}
+    tensors = {**named_tensors(module)[0], **_folded(module, plain, table, layout)}
     ready = assembled(module, layout, layout.select({}), tensors)
     ready.config = config
     with written_whole(folder) as fresh:
         ready.save_pretrained(fresh)  # type: ignore[operator]
+        if check:
+            _refuse_other_outputs(module, fresh, table)
+
+
+def _set_entry(config: Any, path: str, content: Any) -> None:
+    """Set an entry of a config by its path (`vision_config.mlp_dim`); parts that this config lacks are passed over."""
+    *owners, key = path.split(".")
+    for owner in owners:
+        found = getattr(config, owner, config)
+        if isinstance(found, dict):
+            setattr(config, owner, {**found, key: content})
+            return
+        config = found
+    setattr(config, key, content)
+
+
+def _rotary_values(module: nn.Module, table: Table) -> dict[str, float]:
+    """The base of the rotary frequencies: after a cut to the first n of d pairs, theta' = theta^(n/d) gives the same."""
+    tensors = named_tensors(module)[0]
+    values = {}
+    for name, key in table.rotary.items():
+        frequencies = tensors[base_prefix(module) + name].double()
+        count = len(frequencies)
+        if count > 1 and _is_geometric(frequencies):
+            values[key] = float(frequencies[-1]) ** (-count / (count - 1))
+    return values
+
+
+def _is_geometric(frequencies: Tensor) -> bool:
+    """Whether frequencies are those of a base: 1, r, r^2, ..."""
+    ratio = frequencies[-1] ** (1 / (len(frequencies) - 1))
+    return bool(torch.allclose(frequencies, ratio ** torch.arange(len(frequencies)).to(frequencies), rtol=1e-5, atol=0))
+
+
+def _refuse_other_outputs(module: nn.Module, folder: Path, table: Table) -> None:
+    """The written model must say what the submodel says."""
+    first = next(module.parameters())
+    written = type(module).from_pretrained(folder, dtype=first.dtype).to(first.device).eval()  # type: ignore[attr-defined]
+    inputs = sample_inputs(module, table, device=first.device, generator=torch.Generator().manual_seed(0))
+    inputs = {name: given.to(first.dtype) if given.is_floating_point() else given for name, given in inputs.items()}
+    was_training = module.training
+    with torch.no_grad():
+        expected, found = named_outputs(module.eval()(**inputs)), named_outputs(written(**inputs))
+    module.train(was_training)
+    change = largest_change(expected, found)
+    if change > max(TOLERANCE, 100 * torch.finfo(first.dtype).eps):
+        raise ExportError(
+            f"under the family's own config the outputs differ by {change:.1e} (a frozen scale or kept rotary pairs that it "
+            "cannot express). Save it with `save_submodel`."
+        )
 
 
 def _config_values(module: nn.Module, table: Table, layout: Layout) -> dict[str, Any]:
@@ -49,7 +105,10 @@ def _config_values(module: nn.Module, table: Table, layout: Layout) -> dict[str,
     for key, text in table.stock.items():
         inner = text.strip("[]")
         numbers = [{name: place} for name in tables.wildcards(inner) for place in range(last[name] + 1)] or [{}]
-        found = [value(renamed(parse(tables.fill(inner, number, last)), rename), layout.sizes) for number in numbers]
+        filled = [renamed(parse(tables.fill(inner, number, last)), rename) for number in numbers]
+        found = [value(each, layout.sizes) for each in filled if set(names(each)) <= set(layout.sizes)]
+        if not found:  # of a part that this model lacks: T5's decoder
+            continue
         if text.startswith("["):
             values[key] = found
         elif len(set(found)) == 1:
@@ -73,8 +132,11 @@ def _refuse_other_shapes(module: nn.Module, plain: nn.Module) -> None:
             )
 
 
-def _folded(module: nn.Module, plain: nn.Module, table: Table) -> dict[str, Tensor]:
-    """The query weights, times what the stock attention scale lacks."""
+def _folded(module: nn.Module, plain: nn.Module, table: Table, layout: Layout) -> dict[str, Tensor]:
+    """The query weights, times what the stock attention scale lacks.
+
+    Of a fused projection, whose label is a sum, the query is the first part.
+    """
     modules, stock = dict(module.named_modules()), dict(plain.named_modules())
     prefix = base_prefix(module)
     folded: dict[str, Tensor] = {}
@@ -84,8 +146,18 @@ def _folded(module: nn.Module, plain: nn.Module, table: Table) -> dict[str, Tens
             ratio = getattr(modules[name], attribute) / getattr(stock[name], attribute)
             path = prefix + tables.fill(query, numbers, {})
             if ratio != 1:
-                folded.update({f"{path}.{leaf}": part.detach() * ratio for leaf, part in _own(modules[path]).items()})
+                for leaf, part in _own(modules[path]).items():
+                    folded[f"{path}.{leaf}"] = _with_query(part.detach(), layout, f"{path}.{leaf}", ratio)
     return folded
+
+
+def _with_query(tensor: Tensor, layout: Layout, name: str, ratio: float) -> Tensor:
+    label = layout.labels[name]
+    axis = label.target or 0
+    target = label.axes[axis]
+    scaled = tensor.clone()
+    scaled.narrow(axis, 0, value(target.terms[0] if isinstance(target, Sum) else target, layout.sizes)).mul_(ratio)
+    return scaled
 
 
 def _own(module: nn.Module) -> Mapping[str, nn.Parameter]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raffm.algebra.axis import names, value
-from raffm.algebra.layout import Layout, is_place
+from raffm.algebra.blocks import depth_of, is_place, place_value
+from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract
 from raffm.algebra.selection import Selection
 from raffm.models.label import named_tensors
@@ -24,8 +26,8 @@ class Record:
     fingerprint: str
     selection: Selection
     version: int = 0
-    config: tuple[tuple[str, int], ...] = ()
-    """What the full model's config says where the submodel's differs."""
+    config: tuple[tuple[str, Any], ...] = ()
+    """What the full model's config says where the submodel's differs, by the path of the entry."""
 
 
 def submodel(model: nn.Module, layout: Layout, selection: Selection, version: int = 0) -> nn.Module:
@@ -48,8 +50,9 @@ def assembled(
 ) -> nn.Module:
     """A copy of the model's structure around other tensors, by their names in the submodel."""
     stand_ins: dict[int, Any] = {}
+    held = layout.labels_of(selection)
     for name, tensor in named_tensors(model)[0].items():
-        if name in layout.labels_of(selection):
+        if name in held:
             stand_ins[id(tensor)] = _like(tensor, parts[layout.name_in(selection, name)])
     modules = dict(model.named_modules())
     for depth, kept in _cut_depths(layout, selection).items():
@@ -58,8 +61,13 @@ def assembled(
     module = copy.deepcopy(model, stand_ins)
     for path in _cut_depths(layout, selection):
         _close_gaps(module.get_submodule(path))
+    for name, new in _moved_modules(layout, selection).items():
+        owner, _, leaf = new.rpartition(".")
+        module.get_submodule(owner).add_module(leaf, copy.deepcopy(modules[name], stand_ins))
     _refresh_attributes(module, layout, selection)
-    module.raffm = Record(layout.fingerprint, selection, version, _config_of(layout))  # type: ignore[assignment]
+    _shorten_lists(module, layout, selection)
+    _change_classes(module, layout, selection)
+    module.raffm = Record(layout.fingerprint, selection, version, _config_of(model, layout))  # type: ignore[assignment]
     return module
 
 
@@ -82,6 +90,15 @@ def _close_gaps(container: nn.Module) -> None:
     container._modules.update({str(place): block for place, block in enumerate(blocks)})
 
 
+def _moved_modules(layout: Layout, selection: Selection) -> dict[str, str]:
+    """The modules that serve a whole stack and whose block is dropped, with their place in the first kept block."""
+    moved = {}
+    for name, label in layout.labels.items():
+        if label.stack in selection.kept and int(selection.kept[label.stack][0]) != 0:
+            moved[name.rpartition(".")[0]] = layout.name_in(selection, name).rpartition(".")[0]
+    return moved
+
+
 def _refresh_attributes(module: nn.Module, layout: Layout, selection: Selection) -> None:
     """Bring every integer that modules store in line with the new shapes."""
     for child in module.modules():
@@ -92,19 +109,43 @@ def _refresh_attributes(module: nn.Module, layout: Layout, selection: Selection)
     for name, expression in layout.attributes_of(selection).items():
         new = layout.name_in(selection, name)
         owner, _, attribute = new.rpartition(".")
-        places = {group: _place(new, layout, group[1:]) for group in names(expression) if is_place(group)}
-        target = module.config if owner == "config" else module.get_submodule(owner)
-        setattr(target, attribute, value(expression, {**sizes, **places}))
+        places = {group: _place(new, layout, group) for group in names(expression) if is_place(group)}
+        target = attrgetter(owner)(module) if owner else module
+        kind = type(getattr(target, attribute))  # a flag stays one
+        setattr(target, attribute, kind(value(expression, {**sizes, **places})))
 
 
-def _config_of(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """The integers in the full model's config that a cut changes."""
-    owned = {name: expression for name, expression in (layout.attributes or {}).items() if name.startswith("config.")}
-    return tuple((name.removeprefix("config."), value(expression, layout.sizes)) for name, expression in owned.items())
+def _shorten_lists(module: nn.Module, layout: Layout, selection: Selection) -> None:
+    """Keep the entries of the kept blocks in lists that have one for every block, and new numbers in lists of blocks."""
+    for name, depth in layout.lists.items():
+        kept = selection.kept.get(depth_of(depth) or depth)
+        if kept is not None:
+            places = kept.tolist()
+            owner, _, attribute = name.rpartition(".")
+            target = attrgetter(owner)(module)
+            entries = getattr(target, attribute)
+            renumbered = [places.index(block) for block in entries if block in places] if is_place(depth) else None
+            setattr(target, attribute, [entries[place] for place in places] if renumbered is None else renumbered)
 
 
-def _place(name: str, layout: Layout, depth: str) -> int:
-    return int(name[len(f"{layout.groups[depth].path}.") :].split(".", maxsplit=1)[0])
+def _change_classes(module: nn.Module, layout: Layout, selection: Selection) -> None:
+    """Give modules the class that they need once a group is cut: one that theirs is derived from."""
+    for name, (group, wanted) in layout.when_cut.items():
+        if group in selection.kept:
+            child = module.get_submodule(layout.name_in(selection, name))
+            child.__class__ = next((kind for kind in type(child).__mro__ if kind.__name__ == wanted), type(child))
+
+
+def _config_of(model: nn.Module, layout: Layout) -> tuple[tuple[str, Any], ...]:
+    """The entries of the full model's config that a cut changes."""
+    owned = [name for name in (*(layout.attributes or {}), *layout.lists) if name.startswith("config.")]
+    found = {name.removeprefix("config."): attrgetter(name)(model) for name in owned}
+    return tuple((name, tuple(entry) if isinstance(entry, list) else entry) for name, entry in found.items())
+
+
+def _place(name: str, layout: Layout, group: str) -> int:
+    path = layout.groups[depth_of(group)].path
+    return place_value(group, int(name[len(f"{path}.") :].split(".", maxsplit=1)[0]))
 
 
 def _linear(module: Any) -> None:

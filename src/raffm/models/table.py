@@ -1,7 +1,8 @@
 """A family's table: a TOML file that says what every axis of every tensor of that family means.
 
 Names hold wildcards in braces: `layers.{i}.mlp.fc1` matches every layer, and `{i}` stands for the same number on the
-right. `{s-1}` is the number before, `{s:last}` the last one. `docs/algebra.md` explains the sections.
+right. `{s-1}` is the number before, `{s:last}` the last one, and `*` matches anything. A table may be `like` that of
+another family, with a few lines of its own. `docs/algebra.md` explains the sections.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ class Table:
     join: tuple[Join, ...] = ()
     variant: tuple[Mapping[str, Any], ...] = ()
     attributes: Mapping[str, str] = field(default_factory=dict)
+    when_cut: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     inputs: Mapping[str, list[str]] = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, list[str]] = field(default_factory=dict)
     published: Mapping[str, list[str]] = field(default_factory=dict)
     stock: Mapping[str, str] = field(default_factory=dict)
     scale: Mapping[str, str] = field(default_factory=dict)
+    rotary: Mapping[str, str] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -61,6 +64,7 @@ def read(text: str, origin: str = "the table") -> Table:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise LabelError(f"{origin} is not valid TOML: {error}.") from None
+    content = _completed(content)
     known = {entry.name for entry in fields(Table)}
     unknown = sorted(set(content) - known)
     if unknown:
@@ -70,6 +74,18 @@ def read(text: str, origin: str = "the table") -> Table:
     content["join"] = tuple(Join(tuple(entry["groups"]), entry["unless"]) for entry in content.get("join", ()))
     content["variant"] = tuple(content.get("variant", ()))
     return Table(**content)
+
+
+def _completed(content: dict[str, Any]) -> dict[str, Any]:
+    """A table that is `like` another: the other's sections, with its own lines before and instead of theirs."""
+    if "like" not in content:
+        return content
+    made = tomllib.loads(_text(content.pop("like")))
+    for key, entry in content.items():
+        is_section = isinstance(entry, dict) and key != "tiny"
+        rest = {name: line for name, line in made.get(key, {}).items() if name not in entry} if is_section else {}
+        made[key] = {**entry, **rest} if is_section else entry
+    return made
 
 
 def read_file(path: str | Path) -> Table:
@@ -88,8 +104,11 @@ def shipped(family: str) -> Table:
             f"no layout for model type {family!r}. Run `raffm label {family} > {family}.toml`, complete it, then "
             f"`raffm verify MODEL --table {family}.toml`. The families are: {', '.join(families())}."
         )
-    file = resources.files("raffm.models.families") / f"{family}.toml"
-    return read(file.read_text(encoding="utf-8"), f"the table of {family!r}")
+    return read(_text(family), f"the table of {family!r}")
+
+
+def _text(family: str) -> str:
+    return (resources.files("raffm.models.families") / f"{family}.toml").read_text(encoding="utf-8")
 
 
 def families() -> tuple[str, ...]:
@@ -106,10 +125,14 @@ def _pattern(template: str) -> re.Pattern[str]:
     parts, end, seen = [], 0, set()
     for found in _WILDCARD.finditer(template):
         name = found["name"]
-        parts += [re.escape(template[end : found.start()]), f"(?P={name})" if name in seen else rf"(?P<{name}>\d+)"]
+        parts += [_plain(template[end : found.start()]), f"(?P={name})" if name in seen else rf"(?P<{name}>\d+)"]
         seen.add(name)
         end = found.end()
-    return re.compile("".join(parts) + re.escape(template[end:]))
+    return re.compile("".join(parts) + _plain(template[end:]))
+
+
+def _plain(text: str) -> str:
+    return re.escape(text).replace(r"\*", ".*")
 
 
 def match(template: str, name: str) -> Numbers | None:

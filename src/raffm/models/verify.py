@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from raffm.algebra.axis import Expression, positions
 from raffm.algebra.layout import Layout
@@ -27,7 +28,7 @@ from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.models.label import layout_of, named_tensors, output_labels, table_of
 from raffm.models.sample import sample_inputs
-from raffm.models.surgery import assembled, submodel
+from raffm.models.surgery import submodel
 from raffm.models.table import Table
 
 Verdict = Literal["exact", "approximate", "wrong"]
@@ -93,7 +94,12 @@ class _Trial:
 
     def run(self, module: nn.Module) -> dict[str, Tensor]:
         with torch.no_grad():
-            return _named_outputs(module(**self.inputs))
+            return named_outputs(module(**self.inputs))
+
+    def run_with(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs of the full model with other numbers in its tensors."""
+        with torch.no_grad():
+            return named_outputs(functional_call(self.model, dict(tensors), kwargs=self.inputs))
 
     def random_ranking(self, groups: list[str]) -> Ranking:
         order = {}
@@ -163,8 +169,7 @@ def _tried(check: Callable[[_Trial, list[str]], float | None], trial: _Trial, gr
 def _permuted(trial: _Trial, groups: list[str]) -> float | None:
     ranking = trial.random_ranking(groups)
     moved = permute(trial.tensors, trial.layout, ranking)
-    module = assembled(trial.model, trial.layout, trial.layout.select({}), moved)
-    return _change(_along(trial, dict(ranking.order)), trial.run(module))
+    return largest_change(_along(trial, dict(ranking.order)), trial.run_with(moved))
 
 
 def _cut(trial: _Trial, groups: list[str]) -> float | None:
@@ -173,16 +178,25 @@ def _cut(trial: _Trial, groups: list[str]) -> float | None:
     halves = {name: count for name, count in halves.items() if count < layout.groups[name].size}
     if not halves:
         return None
-    selection = trial.random_ranking(groups).cut(layout, halves)
+    ranking = trial.random_ranking(groups)
+    chosen = [ranking.cut(layout, halves)]
+    if any(name in layout.depths for name in groups):  # every block must be dropped once: one may serve all others
+        turned = {name: order.flip(-1) for name, order in ranking.order.items()}
+        chosen.append(Ranking(turned).cut(layout, halves))
+    return max(_cut_to(trial, selection) for selection in chosen)
+
+
+def _cut_to(trial: _Trial, selection: Selection) -> float:
+    """The change between cutting and zeroing."""
+    layout = trial.layout
     small = trial.run(submodel(trial.model, layout, selection))
+    held = layout.labels_of(selection)
     zeroed = {
-        name: tensor * selection.coverage(layout, name) if name in layout.labels_of(selection) else tensor
-        for name, tensor in trial.tensors.items()
+        name: tensor * selection.coverage(layout, name) if name in held else tensor for name, tensor in trial.tensors.items()
     }
-    full = assembled(trial.model, layout, layout.select({}), zeroed)
-    with _passing_by(full, layout, selection):
-        expected = trial.run(full)
-    return _change(_along(trial, dict(selection.kept), expected), small)
+    with _passing_by(trial.model, layout, selection):
+        expected = trial.run_with(zeroed)
+    return largest_change(_along(trial, dict(selection.kept), expected), small)
 
 
 def _half(layout: Layout, name: str) -> int:
@@ -205,7 +219,7 @@ def _axis_chosen(trial: _Trial, output: Tensor, labelled: tuple[int, Expression]
     return gather(output, tuple(where if place == axis % output.dim() else None for place in range(output.dim())))
 
 
-def _change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+def largest_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
     """The largest change of any output, relative to its scale."""
     changes = [float((before[name] - after[name]).abs().max() / before[name].abs().max()) for name in before]
     return max(changes)
@@ -230,7 +244,7 @@ def _passing_by(model: nn.Module, layout: Layout, selection: Selection) -> Itera
             hook.remove()
 
 
-def _named_outputs(output: Any) -> dict[str, Tensor]:
+def named_outputs(output: Any) -> dict[str, Tensor]:
     """The floating-point tensors that a model returns, by name where it names them."""
     if isinstance(output, Tensor):
         return {"output": output}

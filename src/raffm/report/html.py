@@ -139,7 +139,7 @@ def _facts(results: Results) -> str:
         ("Model", model.get("class", "-"), "; ".join([*filter(None, [_plain(model.get("family"))]), size])),
         ("Data", data.get("name", "-"), classes + ", ".join(parts)),
         ("Clients", data.get("clients", "-"), ""),
-        ("Fleet", _plain(_setting(results.run, "fleet")) or ", ".join(entry.name for entry in results.sizes), ""),
+        ("Fleet", _fleet(results.run) or ", ".join(entry.name for entry in results.sizes), ""),
         ("Seed", _plain(_setting(results.run, "seed")) or "-", ""),
         *[(name, value, "") for name, value in tables.totals(results)],
     ]
@@ -149,6 +149,15 @@ def _facts(results: Results) -> str:
 def _fact(name: str, value: Any, remark: str) -> str:
     small = f"<small>{escape(remark)}</small>" if remark else ""
     return f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}{small}</dd></div>"
+
+
+def _fleet(run: Mapping[str, Any]) -> str:
+    """The fleet by its name, or size by size with how many devices of each there are to the others."""
+    fleet = _setting(run, "fleet")
+    tiers = fleet.get("tiers", fleet) if isinstance(fleet, Mapping) else fleet
+    if isinstance(tiers, list | tuple) and all(isinstance(tier, Mapping) for tier in tiers):
+        return ", ".join(f"{_plain(tier.get('size'))} ({tier.get('share', 1):g})" for tier in tiers)
+    return _plain(tiers)
 
 
 def _plain(value: Any) -> str:
@@ -276,7 +285,7 @@ def _setting(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def _toml(settings: Mapping[str, Any], path: str) -> str:
-    lines = [f"{_key(key)} = {_value(entry)}\n" for key, entry in settings.items() if not isinstance(entry, Mapping)]
+    lines = [f"{_key(key)} = {_value(entry)}\n" for key, entry in settings.items() if not isinstance(entry, Mapping | None)]
     tables = {key: entry for key, entry in settings.items() if isinstance(entry, Mapping)}
     for key, entry in tables.items():
         place = f"{path}.{_key(key)}" if path else _key(key)

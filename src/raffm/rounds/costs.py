@@ -14,6 +14,7 @@ from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
 from raffm.data.task import Batch
 from raffm.devices.fleet import Tier
+from raffm.devices.probe import countable
 from raffm.methods.method import Held, Share
 from raffm.models.surgery import skeleton
 from raffm.rounds.plan import Plan
@@ -92,7 +93,7 @@ class Costs:
     def _counted(self, selection: Selection) -> int:
         """Counted on a skeleton with a batch of one: shapes are followed, nothing is computed."""
         plan = self._plan
-        module = skeleton(plan.server.model, plan.server.layout, selection).eval()
+        module = countable(skeleton(plan.server.model, plan.server.layout, selection))
         batch = plan.task.batch(plan.data.dataset.test, torch.tensor([_typical(plan.data.dataset.test)]))
         inputs = {name: tensor.to("meta") for name, tensor in batch.inputs.items()}
         inputs.pop("attention_mask", None)  # one text alone has nothing to mask, and transformers reads the mask's values

@@ -6,14 +6,17 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch
 from torch import nn
 
-from families.cases import logits, named
+from families.cases import FAMILIES, Case, logits, named, relative
+from raffm.algebra.move import permute
 from raffm.algebra.ranking import Ranking
+from raffm.algebra.selection import Selection
 from raffm.elastic import RaFFM
 from raffm.models.label import layout_of, named_tensors
-from raffm.models.surgery import submodel
+from raffm.models.surgery import assembled, submodel
 
 VIT, BERT = named("vit"), named("bert")
 
@@ -185,3 +188,49 @@ def test_d_ra18_widths_of_every_layer_survive_saving(tmp_path: object) -> None:
     loaded: nn.Module = load_submodel(f"{tmp_path}/submodel")
     assert [layer.intermediate.dense.out_features for layer in loaded.bert.encoder.layer] == [5, 9, 13]
     assert sum(parameter.numel() for parameter in loaded.parameters()) == params
+
+
+def test_d_ra4_rotary_pairs_move_with_their_frequencies() -> None:
+    """Published: rows of query and key are sorted inside a head, which tears rotary pairs apart."""
+    case = named("llama")
+    elastic = RaFFM(case.build())
+    inputs, layout = case.inputs(elastic.model), elastic.layout
+    before = logits(elastic.model, inputs)
+    order = torch.tensor([2, 0, 3, 1])
+    tensors = named_tensors(elastic.model)[0]
+    moved = permute(tensors, layout, Ranking({"rot": order}))
+    assert torch.equal(moved["model.rotary_emb.inv_freq"], tensors["model.rotary_emb.inv_freq"][order])
+    assert relative(logits(assembled(elastic.model, layout, Selection(), moved), inputs), before) < 1e-5
+
+    def rows(weight: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        return weight.view(-1, 8, 24)[:, order].reshape(weight.shape)
+
+    torn = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    apart = {**torn, "model.rotary_emb.inv_freq": torn["model.rotary_emb.inv_freq"][order]}
+    sorted_rows = torch.tensor([5, 0, 3, 1, 7, 2, 6, 4])
+    torn |= {name: rows(part, sorted_rows) for name, part in torn.items() if name.endswith(("q_proj.weight", "k_proj.weight"))}
+    assert relative(logits(assembled(elastic.model, layout, Selection(), torn), inputs), before) > 1e-2
+    assert relative(logits(assembled(elastic.model, layout, Selection(), apart), inputs), before) > 1e-3
+
+
+def test_d_ra5_a_fused_projection_keeps_query_key_and_value() -> None:
+    """Published: a prefix of SAM's fused projection, which keeps all of the query and the key and nothing of the value."""
+    elastic = RaFFM(named("sam").build(), {"atten_out_space": [16, 8]})
+    small, _, _ = elastic.sample_smallest_model()
+    fused = elastic.model.vision_encoder.layers[0].attn.qkv.weight.view(3, 4, 4, 16)
+    ours = small.vision_encoder.layers[0].attn.qkv.weight
+    assert torch.equal(ours.view(3, 4, 2, 16), fused[:, :, :2])
+    assert not torch.equal(ours, fused.reshape(48, 16)[:24])
+    by_heads, _, _ = RaFFM(elastic.model, {"atten_out_space": [16, 8]}, by="heads").sample_smallest_model()
+    assert torch.equal(by_heads.vision_encoder.layers[0].attn.qkv.weight.view(3, 2, 4, 16), fused[:, :2])
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
+def test_d_ra19_random_submodels_of_every_family_run_on_the_current_library(case: Case) -> None:
+    """Published: nothing is pinned, and current versions refuse the integers of a random submodel."""
+    elastic = RaFFM(case.build())
+    for _ in range(3):
+        small, params, config = elastic.random_resource_aware_model()
+        assert torch.isfinite(logits(small.eval(), case.inputs(elastic.model))).all()
+        assert params == sum(parameter.numel() for parameter in small.parameters())
+        assert json.loads(json.dumps(config)) == config

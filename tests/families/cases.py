@@ -112,3 +112,8 @@ def main_output(output: Any) -> Tensor:
     """The logits, or what comes nearest to them."""
     names = ("logits", "pred_masks", "last_hidden_state")
     return next(getattr(output, name) for name in names if hasattr(output, name))
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the scale of what was expected."""
+    return float((found - expected).abs().max() / expected.abs().max())

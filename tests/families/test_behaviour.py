@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from families.cases import CASES, Case, logits, main_output, named
+from families.cases import CASES, Case, logits, main_output, named, relative
 from families.draws import rankings, selections
+from raffm.algebra.axis import names
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract, permute
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.errors import SelectionError
 from raffm.models.checkpoint import load_submodel, save_submodel
-from raffm.models.label import layout_of, named_tensors
+from raffm.models.label import layout_of, named_tensors, output_labels
 from raffm.models.salience import rank
 from raffm.models.surgery import assembled, skeleton, submodel
 from raffm.models.verify import verify
@@ -32,10 +33,6 @@ few = settings(max_examples=12)
 def built(case: Case) -> tuple[nn.Module, Layout]:
     model = case.build()
     return model, layout_of(model)
-
-
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def zeroed(model: nn.Module, layout: Layout, selection: Selection) -> nn.Module:
@@ -174,6 +171,16 @@ def test_salience_is_a_permutation_inside_every_head_and_sorting_twice_changes_n
         if name not in layout.depths:
             score = again.scores[name]
             assert bool((score.diff(dim=-1) <= 1e-5 * score.abs().max()).all()), name
+
+
+@each_case
+def test_sorting_by_salience_leaves_outputs_alone(case: Case) -> None:
+    model, layout = built(case)
+    seen = {group for _, label in output_labels(model).values() for group in names(label)}  # outputs that show a group itself
+    order = {name: order for name, order in rank(model, layout).order.items() if name not in seen}
+    moved = permute(named_tensors(model)[0], layout, Ranking(order))
+    inputs = case.inputs(model)
+    assert relative(logits(assembled(model, layout, layout.select({}), moved), inputs), logits(model, inputs)) < 1e-5
 
 
 @each_case

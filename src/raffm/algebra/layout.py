@@ -46,7 +46,8 @@ class Layout:
 
     Build one with `Layout.build`, which checks every label against every shape. Tied tensors are labelled once;
     `aliases` gives their other names. `lists` names the lists that have an entry for every block of a depth group
-    (`layers`), or that hold numbers of blocks (`#layers`), `when_cut` the modules that need another class (its name) once a group of theirs is cut.
+    (`layers`), or that hold numbers of blocks (`#layers`); `when_cut` the modules that need another class, by its name,
+    once a group of theirs is cut.
     """
 
     labels: Mapping[str, Label]

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,6 +162,11 @@ def _refuse_size(layout: Layout, name: str, size: Any, where: str) -> None:
 
 
 def _sizes_of_published_space(layout: Layout, table: Table, given: Mapping[str, Any], by: By) -> dict[str, tuple[int, ...]]:
+    if not table.published:
+        raise SpaceError(
+            f"the published notation ({', '.join(given)}) says nothing of the family {table.family!r}. Name its groups: "
+            f"{some(default_sizes(layout, table), 3)}."
+        )
     known = {f"{name}_space": name for name in table.published}
     if unknown := set(given) - set(known):
         raise SpaceError(f"the space has the unknown entry {min(unknown)!r}; this family has {', '.join(sorted(known))}.")
@@ -180,11 +186,9 @@ def _published_groups(layout: Layout, table: Table, name: str, by: By) -> dict[s
     chosen = templates[-1] if by == "dims" else templates[0]
     groups = {}
     for group, numbers in tables.instances(chosen, layout.groups).items():
-        factor = 1
-        for other in templates:
-            if other != chosen:
-                factor *= layout.groups[tables.fill(other, numbers, {})].size
-        groups[group] = factor
+        first = {name: 0 for other in templates for name in tables.wildcards(other)}  # a group of all layers looks at one
+        others = [tables.fill(other, {**first, **numbers}, {}) for other in templates if other != chosen]
+        groups[group] = prod(int(other) if other.isdigit() else layout.groups[other].size for other in others)
     return groups
 
 

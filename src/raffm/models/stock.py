@@ -122,8 +122,9 @@ def _config_values(module: nn.Module, table: Table, layout: Layout) -> dict[str,
 
 
 def _refuse_other_shapes(module: nn.Module, plain: nn.Module) -> None:
-    expected, found = named_tensors(plain)[0], named_tensors(module)[0]
-    for name, tensor in found.items():
+    tensors, aliases = named_tensors(plain)
+    expected = {**tensors, **{alias: tensors[name] for alias, name in aliases.items()}}
+    for name, tensor in named_tensors(module)[0].items():
         if name not in expected or expected[name].shape != tensor.shape:
             there = tuple(expected[name].shape) if name in expected else "no such tensor"
             raise ExportError(

@@ -181,9 +181,14 @@ def _cut(trial: _Trial, groups: list[str]) -> float | None:
     ranking = trial.random_ranking(groups)
     chosen = [ranking.cut(layout, halves)]
     if any(name in layout.depths for name in groups):  # every block must be dropped once: one may serve all others
-        turned = {name: order.flip(-1) for name, order in ranking.order.items()}
-        chosen.append(Ranking(turned).cut(layout, halves))
+        chosen.append(layout.select({name: _others(layout, name, chosen[0].kept[name]) for name in halves}))
     return max(_cut_to(trial, selection) for selection in chosen)
+
+
+def _others(layout: Layout, name: str, kept: Tensor) -> list[int]:
+    """The blocks that are not among these, and those that are required."""
+    depth = layout.groups[name]
+    return [place for place in range(depth.size) if place not in kept.tolist() or place in depth.required]
 
 
 def _cut_to(trial: _Trial, selection: Selection) -> float:

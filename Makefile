@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench bench-others docs clean
+.PHONY: help setup demo test test-all test-oldest check bench bench-others docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -23,8 +23,19 @@ demo: setup ## Train a small ViT across devices of three sizes on digits (about 
 test: setup ## Run the tests (a few minutes on 2 cores)
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: setup ## Run all tests, the slow ones too
+test-all: setup test-oldest ## Run all tests, the slow ones too, and the families on the oldest transformers
 	$(BIN)/pytest -n 2
+
+OLDEST := .venv-oldest
+test-oldest: $(OLDEST)/.ready ## Run the tests of the families on the oldest transformers, in an environment of its own
+	$(OLDEST)/bin/pytest -n 2 tests/families tests/models tests/test_elastic.py tests/test_published_defects.py
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	grep -vE '^(transformers|huggingface_hub)==' constraints.txt | cat - constraints-oldest.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt torch hatchling editables
+	$(OLDEST)/bin/pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
 
 check: setup ## Check format, lint, types, layers and spelling
 	$(BIN)/ruff format --check .
@@ -46,4 +57,4 @@ docs: setup ## Write the generated parts of README and docs anew
 	$(BIN)/python scripts/check_generated.py --write
 
 clean: ## Remove the environment and all caches
-	rm -rf .venv .venv-others .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-others .venv-oldest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

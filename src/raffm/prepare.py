@@ -19,7 +19,7 @@ from raffm.federate import load_data
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
-from raffm.models.load import trainable
+from raffm.models.load import place_of, trainable
 from raffm.rounds.plan import Plan
 from raffm.settings import DataSettings, FleetSettings, Settings, checked, refuse_unknown
 
@@ -105,7 +105,7 @@ class _tokenizer:
 
         if "tokenizer" not in self.__dict__:
             try:
-                self.__dict__["tokenizer"] = AutoTokenizer.from_pretrained(self.name)
+                self.__dict__["tokenizer"] = AutoTokenizer.from_pretrained(place_of(self.name))
             except (OSError, ValueError):
                 raise RunError(
                     f"no tokenizer was found for {self.name!r}. Texts need one: give `data.tokenizer`, a folder or a name."
@@ -147,7 +147,7 @@ def _pretrained_with(name: str) -> dict[str, tuple[float, ...]]:
     from transformers import ImageProcessingMixin
 
     try:
-        stated, _ = ImageProcessingMixin.get_image_processor_dict(name)
+        stated, _ = ImageProcessingMixin.get_image_processor_dict(place_of(name))
     except OSError:
         return {}
     found = {"mean": stated.get("image_mean"), "std": stated.get("image_std")}

@@ -47,6 +47,17 @@ def test_a_static_cache_works_after_cutting_heads_and_depth(case: Case) -> None:
     assert static == written(small, ids, use_cache=False)
 
 
+def test_a_t5_with_fewer_encoder_than_decoder_blocks_writes() -> None:
+    """A stock T5 of that shape cannot: the library gives its cache as many layers as the encoder has."""
+    case = named("t5")
+    model = case.build()
+    layout = layout_of(model)
+    small = submodel(model, layout, layout.select({"encoder.layers": [2]}))
+    ids = case.inputs(model)["input_ids"]
+    assert written(small, ids) == written(small, ids, use_cache=False)
+    assert (len(small.encoder.block), small.encoder.config.num_layers, small.decoder.config.num_layers) == (1, 1, 3)
+
+
 def test_blocks_of_a_submodel_have_places_of_their_own_in_the_cache() -> None:
     model = named("gpt2").build()
     layout = layout_of(model)

@@ -8,7 +8,7 @@ import typer
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="A folder, a Hugging Face name, or family:tiny.")],
+    model: Annotated[str, typer.Argument(help="A folder, also in $RAFFM_MODELS, a Hugging Face name, or family:tiny.")],
     table: Annotated[str | None, typer.Option(help="A table of your own for a family that raffm does not know.")] = None,
     labels: Annotated[bool, typer.Option(help="Also list the label of every tensor.")] = False,
 ) -> None:

@@ -8,7 +8,9 @@ import typer
 
 
 def label(
-    model: Annotated[str, typer.Argument(help="A model type (gpt2), a folder, a Hugging Face name, or family:tiny.")],
+    model: Annotated[
+        str, typer.Argument(help="A model type (gpt2), a folder, also in $RAFFM_MODELS, a Hugging Face name, or family:tiny.")
+    ],
 ) -> None:
     """Draft a table for a model by building it in several sizes. Complete it, then run `raffm verify --table`."""
     from raffm.cli.show import quiet

@@ -19,7 +19,9 @@ def train(
     method: Annotated[str | None, typer.Option(help="fedavg, heterofl, fedrolex, raffm or fiarse.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="vit-small, resnet18, family:tiny, a folder, or a Hugging Face name. [default: vit-small]"),
+        typer.Option(
+            help="vit-small, resnet18, family:tiny, a folder, also in $RAFFM_MODELS, or a Hugging Face name. [vit-small]"
+        ),
     ] = None,
     data: Annotated[
         str | None,

@@ -8,7 +8,10 @@ import typer
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="A folder, a Hugging Face name, or family:tiny; random weights are enough.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A folder, also in $RAFFM_MODELS, a Hugging Face name, or family:tiny; random weights are enough."),
+    ],
     table: Annotated[str | None, typer.Option(help="A table of your own for a family that raffm does not know.")] = None,
     tolerance: Annotated[float, typer.Option(help="Largest relative change of outputs that is still called equal.")] = 1e-4,
     seed: Annotated[int, typer.Option(help="Seed of the random weights, permutations and cuts.")] = 0,

@@ -34,7 +34,23 @@ def table_of(model: nn.Module, table: Table | str | Path | None = None) -> Table
         raise UnknownFamilyError(
             f"{type(model).__name__} has no `config.model_type`, so its family is unknown. Give a table: `table=...`."
         )
-    return tables.shipped(family)
+    found = tables.shipped(family)
+    _refuse_version(found)
+    return found
+
+
+def _refuse_version(table: Table) -> None:
+    """A shipped table speaks of the modules of certain versions of transformers."""
+    if not table.transformers:
+        return
+    import transformers
+    from packaging.specifiers import SpecifierSet  # comes with transformers
+
+    if not SpecifierSet(table.transformers).contains(transformers.__version__, prereleases=True):
+        raise UnknownFamilyError(
+            f"the table of {table.family!r} holds for transformers {table.transformers}, but {transformers.__version__} is "
+            "installed. Install one of those, or give a table of your own: `table=...`."
+        )
 
 
 def layout_of(model: nn.Module, table: Table | str | Path | None = None) -> Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,10 +66,23 @@ def model_from(name: str, device: str = "cpu") -> nn.Module:
     with torch.device(device):
         if name.endswith(":tiny"):
             return tiny(name.removesuffix(":tiny"))
-        path = Path(name) / "config.json"
+        path = Path(place_of(name)) / "config.json"
         if path.is_file():
             return _from_file(path)
         return _from_hub(name)
+
+
+def place_of(name: str) -> str:
+    """The folder of a model: a path, or a name in `$RAFFM_MODELS` (by default `models`); else the name, as the hub has it."""
+    if (Path(name) / "config.json").is_file():
+        return name
+    local = models_folder() / name
+    return str(local) if (local / "config.json").is_file() else name
+
+
+def models_folder() -> Path:
+    """Where models are looked for by name."""
+    return Path(os.environ.get("RAFFM_MODELS", "models"))
 
 
 Kind = Literal["image", "text"]
@@ -139,6 +153,7 @@ def _fitting(family: str, classes: int, shape: tuple[int, ...]) -> dict[str, Any
 
 def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) -> nn.Module:
     """The weights of a folder or of a name on the hub, with a head for these classes."""
+    name = place_of(name)
     path = Path(name) / "config.json"
     if path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("model_type") == "raffm_resnet":
         from raffm.models.checkpoint import load_weights
@@ -155,7 +170,8 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{name!r} is neither vit-small, resnet18, nor `family:tiny` (families: {', '.join(tables.families())}), nor a "
-            f"folder or a name on the hub with a model for {kind}s: {str(error).splitlines()[0]}"
+            f"folder or a name on the hub with a model for {kind}s: {str(error).splitlines()[0]} Without the hub, put its "
+            f"files into {str(models_folder() / name)!r}."
         ) from None
     return loaded.float().eval()
 
@@ -188,7 +204,8 @@ def _from_hub(name: str) -> nn.Module:
     except OSError:
         raise CheckpointError(
             f"{name!r} is no folder with a config.json, no `family:tiny` (families: {', '.join(tables.families())}), and was "
-            "not found on the hub or in its cache. Download the model's files into a folder and give its path."
+            f"not found on the hub or in its cache. Put its files (config.json and model.safetensors) into "
+            f"{str(models_folder() / name)!r}, or give the path of a folder that has them."
         ) from None
 
 

@@ -22,6 +22,9 @@ Axis = Any
 
 Guard = tuple[str, int] | None
 
+PLACES = ("#layers", "first#layers")
+"""What attributes say of a block: its place, and whether it is the first."""
+
 Kept = dict[str, Any]
 """Plain lists of the indices to keep; a list of lists for a fibred group."""
 
@@ -36,6 +39,11 @@ def text_of(axis: Axis) -> str:
     )
 
 
+def block_of(name: str) -> int:
+    """The number of the layer that something stands in."""
+    return int(name.removeprefix("encoder.layer.").split(".")[0])
+
+
 def renamed_axis(axis: Axis, rename: Callable[[str], str]) -> Axis:
     """The same axis over groups of other names."""
     if isinstance(axis, tuple):
@@ -45,11 +53,12 @@ def renamed_axis(axis: Axis, rename: Callable[[str], str]) -> Axis:
 
 @dataclass(frozen=True)
 class Described:
-    """One tensor: its axes in storage order, and how its label is written."""
+    """One tensor: its axes in storage order, and how its label is written. `stack` is the depth group that it serves."""
 
     axes: tuple[Axis, ...]
     direction: str = ""
     guard: Guard = None
+    stack: str = ""
     kind: Kind = "parameter"
     dtype: torch.dtype = torch.float32
 
@@ -62,6 +71,7 @@ class Described:
             texts = [f"{texts[0]} -> {texts[1]}", *texts[2:]]
         text = ", ".join(texts) or "scalar"
         text += " transposed" if self.direction == "transposed" else ""
+        text += f" of {self.stack}" if self.stack else ""
         return text + (f" when {self.guard[0]}[{self.guard[1]}]" if self.guard else "")
 
 
@@ -184,7 +194,9 @@ class World:
         return {name: self.size_after(name, kept) for name in self.sizes if self.is_left(name, kept)}
 
     def name_after(self, name: str, kept: Kept) -> str:
-        """A tensor's name among the blocks that are left."""
+        """A tensor's name among the blocks that are left; what serves a stack is named in its first block, always."""
+        if name in self.tensors and self.tensors[name].stack:
+            return name
         return self._moved(name, kept, {depth: str(group.path) for depth, group in self.groups.items() if group.path})
 
     def group_after(self, name: str, kept: Kept) -> str:
@@ -197,6 +209,13 @@ class World:
                 if depth in kept and (name == before or name.startswith(before + ".")):
                     return f"{prefix}.{sorted(kept[depth]).index(old)}" + name[len(before) :]
         return name
+
+    def place_after(self, name: str, axis: str, found: int, kept: Kept) -> int:
+        """What a block's attribute says of its place among the blocks that are left."""
+        if "layers" not in kept:
+            return found
+        before = [index for index in kept["layers"] if index < block_of(name)]
+        return len(before) if axis == "#layers" else int(not before)
 
     def cut(self, kept: Kept) -> World:
         """The submodel as a description of its own."""
@@ -239,12 +258,12 @@ class World:
             if self.groups[depth].path
             for index in set(range(self.sizes[depth])) - set(kept[depth])
         }
-        for name, (axis, found) in self.attributes.items():
-            is_left = all(part in sizes or part.startswith("#") for part in groups_of(axis))
+        for name, (axis, place) in self.attributes.items():
+            is_left = all(part in sizes or part in PLACES for part in groups_of(axis))
             if is_left and not any(name.startswith(block) for block in blocks):
                 moved = renamed_axis(axis, group)
-                is_place = isinstance(axis, str) and axis.startswith("#")
-                sub.attributes[self.name_after(name, kept)] = (moved, found if is_place else len(elements(moved, sub.sizes)))
+                found = self.place_after(name, axis, place, kept) if axis in PLACES else len(elements(moved, sub.sizes))
+                sub.attributes[self.name_after(name, kept)] = (moved, found)
         sub.aliases = {
             self.name_after(alias, kept): self.name_after(name, kept)
             for alias, name in self.aliases.items()
@@ -316,6 +335,8 @@ def worlds(draw: st.DrawFn) -> World:
         guard = ("layers", index) if has_depth else None
         _attention(draw, world, index, guard, heads)
         _ffn(draw, world, index, guard)
+    if has_depth and draw(flag):
+        _stacked(draw, world, heads or "residual")
     if draw(flag):
         _pair(draw, world, [("layers", index) if has_depth else None for index in range(layers)][-2:])
     if draw(flag):
@@ -336,6 +357,22 @@ def _pair(draw: st.DrawFn, world: World, guards: list[Guard]) -> None:
     for place, guard in enumerate(guards):
         index = place if guard is None else guard[1]
         world.tensor(f"encoder.layer.{index}.pair", "pair", guard=guard)
+
+
+def _stacked(draw: st.DrawFn, world: World, shared: str) -> None:
+    """Tensors that serve all layers and stand in the first: over what all layers share, a group of their own, or nothing."""
+    world.group("buckets", draw(st.integers(1, 3)))
+    world.unit(buckets=1)
+    table = "encoder.layer.0.table"
+    if draw(st.booleans()):
+        world.linear(f"{table}.weight", "buckets", ("*", shared, 2), transposed=draw(st.booleans()), stack="layers")
+    else:
+        world.tensor(f"{table}.weight", "buckets", shared, stack="layers")
+    world.tensor(f"{table}.mean", shared, stack="layers", kind="buffer")
+    world.tensor(f"{table}.batches", stack="layers", kind="buffer", dtype=torch.int64)
+    world.tensor(f"{table}.ids", "buckets", stack="layers", kind="transient", dtype=torch.int64)
+    if draw(st.booleans()):
+        world.aliases["table.weight"] = f"{table}.weight"
 
 
 def _convolutions(draw: st.DrawFn, world: World) -> None:
@@ -365,6 +402,8 @@ def _attention(draw: st.DrawFn, world: World, index: int, guard: Guard, shared: 
 
     world.attributes[f"{tensor}.heads"] = (base, world.sizes[base])
     world.attributes[f"{tensor}.place"] = ("#layers", index)
+    if draw(st.booleans()):
+        world.attributes[f"{tensor}.is_first"] = ("first#layers", int(index == 0))
     world.group(vo, 2 * width if kind == "rotary" else width, **fibre)
     if kind in ("gqa", "rotary"):
         repeats = draw(small)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from laws import oracle
 from laws.oracle import assert_equals_oracle, assert_same_bits
-from laws.strategies import World, cuts, rankings, seeds, sizes, worlds
-from raffm.algebra.axis import coordinates, parse, parse_label, value
+from laws.strategies import World, block_of, cuts, rankings, seeds, sizes, worlds
+from raffm.algebra.axis import coordinates, names, parse, parse_label, value
+from raffm.algebra.blocks import depth_of, is_place, place_value
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract, gather, moves, permute, put
 from raffm.algebra.ranking import Ranking
@@ -43,6 +44,7 @@ def test_a_layout_finds_the_sizes_bases_and_guards_that_its_labels_mean(world: W
     }
     for name, described in world.tensors.items():
         assert (layout.kind(name), layout.labels[name].guard) == (described.kind, described.guard)
+        assert layout.labels[name].stack == described.stack
 
 
 @given(worlds())
@@ -235,6 +237,20 @@ def test_the_sizes_of_a_cut_layout_are_the_sizes_of_the_selection(data: st.DataO
     renamed = {layout.group_in(selection, name): size for name, size in world.sizes_after(kept).items()}
     assert layout.cut(selection).sizes == renamed
     assert renamed == {world.group_after(name, kept): size for name, size in world.sizes_after(kept).items()}
+
+
+@given(st.data(), worlds())
+def test_the_integers_of_a_submodel_are_those_that_its_own_description_gives(data: st.DataObject, world: World) -> None:
+    kept = data.draw(cuts(world))
+    layout = world.layout()
+    selection = layout.select(kept)
+    found = {}
+    for name, expression in layout.attributes_of(selection).items():
+        new = layout.name_in(selection, name)
+        places = {group: place_value(group, block_of(new)) for group in names(expression) if is_place(group)}
+        assert all(depth_of(place) == "layers" for place in places)
+        found[new] = value(expression, {**layout.sizes_of(selection), **places})
+    assert found == {name: stored for name, (_, stored) in world.cut(kept).attributes.items()}
 
 
 @given(st.data(), worlds(), seeds)

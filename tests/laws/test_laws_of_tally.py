@@ -271,6 +271,23 @@ def test_a_block_may_be_held_for_the_first_time_by_any_client(first_deep: int) -
     assert_close(tallied(layout, server, clients), oracle.merged(world, server, clients))
 
 
+@given(seeds, weights, weights)
+def test_clients_without_a_common_block_are_averaged_in_what_serves_the_stack(seed: int, one: float, other: float) -> None:
+    world = World()
+    world.group("layers", 2, told=2, path="layers")
+    world.group("heads", 3)
+    world.tensor("layers.0.table", "heads", stack="layers")
+    for index in range(2):
+        world.tensor(f"layers.{index}.w", "heads", guard=("layers", index))
+    layout, server = world.layout(), saved(world, seed)
+    first = client(layout, server, {"layers": [0], "heads": [0, 1]}, one, seed)
+    second = client(layout, server, {"layers": [1], "heads": [1, 2]}, other, seed + 1)
+    (a, b), (c, d) = first.update["layers.0.table"], second.update["layers.0.table"]
+    after = tallied(layout, server, [first, second])
+    assert_close(after, oracle.merged(world, server, [first, second]))
+    torch.testing.assert_close(after["layers.0.table"], torch.stack([a, (one * b + other * c) / (one + other), d]))
+
+
 @settings(max_examples=30)
 @given(st.data(), worlds(), seeds)
 def test_a_selection_that_comes_back_is_added_to_what_it_brought_before(data: st.DataObject, world: World, seed: int) -> None:

@@ -117,6 +117,11 @@ class Layout:
         return frozenset(found.union(*(pair for pair in tied if pair & found)))
 
     @cached_property
+    def followers(self) -> frozenset[str]:
+        """The groups whose size a count tie gives."""
+        return frozenset(name for tie in self.ties for name in names(tie.left))
+
+    @cached_property
     def depths(self) -> dict[str, Group]:
         """The depth groups: those whose indices are blocks."""
         return {name: group for name, group in self.groups.items() if group.path is not None}

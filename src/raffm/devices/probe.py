@@ -64,8 +64,9 @@ def countable(module: nn.Module) -> nn.Module:
 
     It cannot look for padding in ids that have no values, and the counter stumbles over parameters that are outputs.
     """
-    if getattr(getattr(module, "config", None), "pad_token_id", None) is not None:
-        module.config.pad_token_id = None  # type: ignore[union-attr]
+    config: Any = getattr(module, "config", None)
+    if getattr(config, "pad_token_id", None) is not None and not getattr(config, "is_encoder_decoder", False):
+        config.pad_token_id = None
     return module.eval().requires_grad_(False)
 
 

@@ -14,7 +14,6 @@ from math import sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from raffm.algebra.axis import names
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
@@ -156,7 +155,9 @@ class _Shapes:
 
     def _fit_at(self, server: Labelled, budget: Budget, space: Space, width: int) -> Sizes:
         """Fit with all widths outside of the space at so many parts of `FINE`."""
-        others = [name for name in width_groups(server.layout) if name not in space.sizes and name not in _followers(server)]
+        others = [
+            name for name in width_groups(server.layout) if name not in space.sizes and name not in server.layout.followers
+        ]
         levels: dict[str, Sequence[int]] = dict(space.sizes)
         levels.update({name: [server.layout.groups[name].narrowed(width / FINE)] for name in others if width < FINE})
         return fit(server.layout, self._cost(server, (*space.sizes, *others)), budget, levels, _shares(server, levels))
@@ -173,11 +174,6 @@ def _eighths(server: Labelled) -> dict[str, list[int]]:
     cut = read_space(server.layout, server.table, None).sizes
     groups = [name for name in cut if name not in server.layout.heads]
     return {name: sorted({server.layout.groups[name].narrowed(place / 8) for place in range(1, 9)}) for name in groups}
-
-
-def _followers(server: Labelled) -> set[str]:
-    """Groups whose size a count tie gives."""
-    return {name for tie in server.layout.ties for name in names(tie.left)}
 
 
 def _shares(server: Labelled, levels: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:

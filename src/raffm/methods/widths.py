@@ -32,8 +32,8 @@ def width_groups(layout: Layout) -> tuple[str, ...]:
 
 
 def width_sizes(layout: Layout, ratio: float) -> dict[str, int]:
-    """Every width, by one ratio."""
-    return {name: layout.groups[name].narrowed(ratio) for name in width_groups(layout)}
+    """Every width, by one ratio; those that a count tie gives follow."""
+    return {name: layout.groups[name].narrowed(ratio) for name in width_groups(layout) if name not in layout.followers}
 
 
 def refuse_widths(server: Labelled, method: str, scaler: bool, masked_loss: bool) -> None:

@@ -111,8 +111,7 @@ def trainable(
                 "vit", "ViTForImageClassification", {**_small_vit(shape), **_fitting("vit", classes, shape), **changes}
             )
         if name.endswith(":tiny"):
-            family = name.removesuffix(":tiny")
-            return tiny(family, seed, **{**_fitting(family, classes, shape), **changes})
+            return _tiny_classifier(name.removesuffix(":tiny"), kind, classes, shape, changes)
         return _pretrained(name, kind, classes, changes)
 
 
@@ -127,6 +126,22 @@ def _told_of(changes: Mapping[str, Any]) -> Iterator[None]:
         if not changes:
             raise
         raise SpaceError(f"no model can be built with {dict(changes)!r}: {str(error).strip().splitlines()[-1]}") from None
+
+
+def _tiny_classifier(family: str, kind: Kind, classes: int, shape: tuple[int, ...], changes: Mapping[str, Any]) -> nn.Module:
+    """The classifier of a family with its tiny config: `gpt2:tiny` itself writes."""
+    about = tables.shipped(family).tiny
+    content = {**about["config"], **_fitting(family, classes, shape), **changes}
+    if family == "raffm_resnet":
+        return _resnet(content)
+    import transformers
+
+    config = getattr(transformers, about["class"]).config_class.from_dict({**content, "architectures": [about["class"]]})
+    try:
+        model: nn.Module = getattr(transformers, _AUTO[kind]).from_config(config)
+    except ValueError:
+        raise CheckpointError(f"the family {family!r} has no model that classifies {kind}s.") from None
+    return model.eval()
 
 
 def _small_vit(shape: tuple[int, ...]) -> dict[str, Any]:

@@ -9,43 +9,76 @@ import json
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import transformers
 from torch import nn
 
 import raffm
+from raffm.algebra.layout import Layout
 from raffm.errors import RaffmError
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Device
 from raffm.models import table as tables
+from raffm.models.label import layout_of
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
+from raffm.models.space import default_sizes
 from raffm.models.verify import Verification, verify
 
 ROOT = Path(__file__).parent.parent
-NAMES = {
-    "vit": "ViT (Hugging Face)",
-    "bert": "BERT (Hugging Face)",
-    "resnet": "ResNet (Hugging Face)",
-    "raffm_resnet": "ResNet for small images (ours)",
+MEANINGS = {
+    "layers": "whole layers",
+    "blocks": "whole blocks of a stage; the first stays",
+    "heads": "attention heads",
+    "kv": "key and value heads, each with its query heads",
+    "rep": "query heads that share a key and a value",
+    "qk": "dimensions of queries and keys inside a head",
+    "vo": "dimensions of values inside a head",
+    "rot": "rotary pairs, with their frequencies, the same in all layers",
+    "cross": "how many heads every cross-attention has",
+    "embedding": "the width of embeddings, where it is another",
+    "ffn": "neurons of the feed-forward part",
+    "residual": "the width that all layers share",
+    "inner": "channels inside a block",
+    "middle": "channels inside a block",
+    "out": "channels of a stage",
+    "stem": "channels of the first convolution",
 }
+
+
+@cache
+def verified(family: str) -> Verification:
+    """What `verify` finds on a family's tiny model."""
+    return verify(tiny(family))
 
 
 def families_table() -> str:
     """What can be cut in every family, as `verify` finds it on a tiny model, and which methods it serves."""
-    lines = [f"| family | cut exactly | cut approximately | {' | '.join(METHODS)} |", "|---|---|---|" + "---|" * len(METHODS)]
+    lines = [f"| family | cut exactly | approximately | {' | '.join(METHODS)} |", "|---|---|---|" + "---|" * len(METHODS)]
     for family in tables.families():
-        found = verify(tiny(family))
-        served = ["yes" if _is_served(tiny(family), method) else "" for method in METHODS]
-        cells = [NAMES.get(family, family), _groups(found, "exact"), _groups(found, "approximate"), *served]
-        lines.append(f"| {' | '.join(cells)} |")
+        groups = [_kinds(family, verdict) for verdict in ("exact", "approximate")]
+        served = [_served(tiny(family), method) for method in METHODS]
+        lines.append(f"| {' | '.join([tables.shipped(family).title, *groups, *served])} |")
     return "\n".join(lines)
 
 
-def _is_served(model: nn.Module, method: str) -> bool:
-    """Whether a method gives devices of two sizes something to train and to serve."""
-    server, chosen = Labelled.of(model), method_of(method)
+def _kinds(family: str, verdict: str) -> str:
+    """The kinds of groups, by the last part of their names."""
+    named = (row.group.rpartition(".")[2] for row in verified(family).rows if row.verdict == verdict)
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(named))
+
+
+def _served(model: nn.Module, method: str) -> str:
+    """Whether a method gives devices of two sizes something to train and to serve, also without a label mask."""
+    if _is_served(model, method):
+        return "yes"
+    return "no mask" if method in ("heterofl", "fedrolex") and _is_served(model, method, masked_loss=False) else ""
+
+
+def _is_served(model: nn.Module, method: str, **switches: object) -> bool:
+    server, chosen = Labelled.of(model), method_of(method, **switches)
     devices = [Device(0, 1.0), Device(1, 0.5, 1)]
     try:
         chosen.refuse(server, devices)
@@ -54,8 +87,31 @@ def _is_served(model: nn.Module, method: str) -> bool:
         return False
 
 
-def _groups(found: Verification, verdict: str) -> str:
-    return ", ".join(f"`{row.group}`" for row in found.rows if row.verdict == verdict)
+def families_page() -> str:
+    """A section for every family: its groups, what cutting them does, and the default space."""
+    return "\n".join(line for family in tables.families() for line in _section(family)).strip()
+
+
+def _section(family: str) -> list[str]:
+    model, table = tiny(family), tables.shipped(family)
+    layout = layout_of(model)
+    cut = {re.sub(r"\.\d+(?=\.)", ".*", group) for group in default_sizes(layout, table)}
+    versions = f"transformers {table.transformers}" if table.transformers else "needs no transformers"
+    lines = [f"## {table.title}", "", f"`{family}:tiny`, `{table.tiny['class']}` and its relatives; {versions}.", ""]
+    lines += [
+        "| group | what is cut | against the full model with the rest zeroed | in the default space |",
+        "|---|---|---|---|",
+    ]
+    for row in verified(family).rows:
+        meaning = MEANINGS[row.group.rpartition(".")[2]]
+        tied = "follows by a count tie" if _is_follower(layout, row.group) else ""
+        verdict = f"approximate: {row.note}" if row.note else row.verdict
+        lines.append(f"| `{row.group}` | {meaning} | {verdict} | {'yes' if row.group in cut else tied} |")
+    return [*lines, ""]
+
+
+def _is_follower(layout: Layout, pattern: str) -> bool:
+    return any(re.sub(r"\.\d+(?=\.)", ".*", name) == pattern for name in layout.followers)
 
 
 def benchmarks_table() -> str:
@@ -108,6 +164,7 @@ def versions() -> dict[str, str]:
 
 GENERATED = {
     "families": ("README.md", families_table),
+    "groups": ("docs/families.md", families_page),
     "benchmarks": ("docs/benchmarks.md", benchmarks_table),
     "others": ("docs/benchmarks.md", others_table),
     "salience": ("docs/salience.md", salience_table),

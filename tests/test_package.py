@@ -44,7 +44,7 @@ def test_the_algebra_page_shows_labels_that_can_be_read() -> None:
 
     text = (ROOT / "docs" / "algebra.md").read_text().split("## Groups")[0]
     labels = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
-    assert len(labels) == 10
+    assert len(labels) == 12
     assert [str(parse_label(label)) for label in labels] == labels
 
 

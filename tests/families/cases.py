@@ -75,6 +75,8 @@ CASES = (
     Case("llama", "llama", "LlamaForCausalLM", _LLAMA),
     Case("qwen2", "qwen2", "Qwen2ForCausalLM", _QWEN2),
     Case("mistral", "mistral", "MistralForCausalLM", {**_LLAMA, "sliding_window": 4}),
+    Case("electra", "electra", "ElectraForSequenceClassification", {**_BERT, "embedding_size": 12}),
+    Case("electra-tied-head", "electra", "ElectraForMaskedLM", {**_BERT, "embedding_size": 16}),
     Case("flan-t5", "t5", "T5ForConditionalGeneration", _FLAN, torch.float64, is_untied=True),
     Case("t5-encoder", "t5", "T5EncoderModel", _T5, torch.float64),
     Case("t5-classifier", "t5", "T5ForSequenceClassification", {**_T5, "num_labels": 5, "eos_token_id": 1}, torch.float64),

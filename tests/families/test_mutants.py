@@ -19,6 +19,7 @@ EQUAL = {
     "vit": _VIT,
     "deit": _VIT,
     "bert": _BERT,
+    "electra": {**_BERT, "embedding_size": 12},
     "roberta": {**_BERT, "max_position_embeddings": 24},
     "distilbert": {"dim": 16, "n_heads": 4, "hidden_dim": 16, "n_layers": 2, "vocab_size": 16, "num_labels": 16}
     | {"max_position_embeddings": 16},

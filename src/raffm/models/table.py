@@ -39,6 +39,7 @@ class Table:
     family: str
     tensors: Mapping[str, str]
     heads: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
     transformers: str = ""
     depth: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

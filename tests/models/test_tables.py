@@ -119,18 +119,17 @@ def test_a_fixed_tensor_is_never_cut_whatever_its_shape() -> None:
         assert torch.equal(small.guide.state_dict()[name], tensor)
 
 
-def test_of_two_lines_the_first_speaks() -> None:
-    line = '"guide.0.weight" = "hidden -> 2, 3, 3"\n'
-    before, after = GUIDED.replace('"guide.*"', line + '"guide.*"'), GUIDED + line
-    assert ("guide.0.weight", 1) in layout_of(Guided(), read(before)).uses("hidden")
-    assert ("guide.0.weight", 1) not in layout_of(Guided(), read(after)).uses("hidden")
+@pytest.mark.parametrize("line", ['"guide.0.weight" = "hidden -> 2, 3, 3"\n', '"guide.0" = "hidden -> 2, 3, 3"\n'])
+def test_a_line_of_ones_own_beats_one_that_speaks_of_anything(line: str) -> None:
+    for text in (GUIDED.replace('"guide.*"', line + '"guide.*"'), GUIDED + line):
+        assert ("guide.0.weight", 1) in layout_of(Guided(), read(text)).uses("hidden")
 
 
 # -- blocks --------------------------------------------------------------------------------------------------------
 
 
 class Plain(nn.Module):
-    """What attention is, with its scale."""
+    """Heads that are scaled; the scale comes from the table in the first block."""
 
     def __init__(self, place: int) -> None:
         super().__init__()
@@ -148,7 +147,7 @@ class Plain(nn.Module):
 
 
 class Fast(Plain):
-    """The same attention, by another way."""
+    """The same, by another way."""
 
 
 class Stack(nn.Module):
@@ -307,7 +306,7 @@ def test_a_module_changes_its_class_once_its_group_is_cut() -> None:
     assert [type(block) for block in whole.blocks] == [Fast, Fast]
 
 
-def test_a_module_that_is_of_the_wanted_class_already_or_of_none_keeps_its_own() -> None:
+def test_a_module_that_is_not_derived_from_the_wanted_class_keeps_its_own() -> None:
     model, layout = stack(('class = "Plain"', 'class = "Unheard"'))
     small = submodel(model, layout, layout.select({"layers.0.d": 1}))
     assert [type(block) for block in small.blocks] == [Fast] * 4

@@ -30,7 +30,7 @@ def depth_of(name: str) -> str:
 def renumbered(name: str, stacks: Mapping[str, str], kept: Kept) -> str:
     """A name with the number of its block among the kept ones; `stacks` gives the path of every depth group."""
     for depth, path in stacks.items():
-        index, rest = _block(name, path)
+        index, rest = block_of(name, path)
         if depth in kept and index is not None:
             return f"{path}.{kept[depth].tolist().index(index)}{rest}"
     return name
@@ -38,19 +38,19 @@ def renumbered(name: str, stacks: Mapping[str, str], kept: Kept) -> str:
 
 def in_first_block(name: str, path: str) -> str:
     """A name in the first block of a stack."""
-    return f"{path}.0{_block(name, path)[1]}"
+    return f"{path}.0{block_of(name, path)[1]}"
 
 
 def is_dropped(name: str, stacks: Mapping[str, str], kept: Kept) -> bool:
     """Whether something stands in a block that is not kept."""
     for depth, path in stacks.items():
-        index, _ = _block(name, path)
+        index, _ = block_of(name, path)
         if depth in kept and index is not None and index not in kept[depth].tolist():
             return True
     return False
 
 
-def _block(name: str, path: str) -> tuple[int | None, str]:
+def block_of(name: str, path: str) -> tuple[int | None, str]:
     """The number of the block that a name begins with, and what follows; what serves the stack may be named after it."""
     if not name.startswith(f"{path}."):
         return None, ""

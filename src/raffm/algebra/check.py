@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.axis import Expression, Label, Name, Number, Product, Sum, names, value
+from raffm.algebra.blocks import block_of
 from raffm.algebra.group import Group, Tie
 from raffm.errors import LabelError, SelectionError
 
@@ -16,49 +17,6 @@ def some(names: Iterable[str], most: int = 12) -> str:
     """The first few names, for a message."""
     listed = [f"`{name}`" for name in names]
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
-
-
-def as_indices(name: str, given: object) -> Tensor:
-    """Given indices as an integer tensor on the CPU: a list, or a table with a row for every head."""
-    if isinstance(given, list | tuple) and given and all(isinstance(row, list | tuple) for row in given):
-        counts = [len(row) for row in given]
-        if len(set(counts)) > 1:
-            odd = next(place for place, count in enumerate(counts) if count != counts[0])
-            raise SelectionError(
-                f"group `{name}` keeps {counts[0]} indices in head 0 but {counts[odd]} in head {odd}; a fibred group keeps the "
-                "same number in every head. Cut each head to the same size, or drop whole heads."
-            )
-    try:
-        indices = torch.as_tensor(given)
-    except (ValueError, TypeError, RuntimeError):
-        raise SelectionError(f"group `{name}` takes a size or a list of integers, but was given {given!r}.") from None
-    if indices.numel() == 0:
-        raise SelectionError(f"group `{name}` would keep nothing. Keep at least one index.")
-    if indices.is_floating_point() or indices.dtype == torch.bool or indices.dim() == 0:
-        raise SelectionError(f"group `{name}` takes a size or a list of integers, but was given {given!r}.")
-    return indices.to("cpu", torch.int64)
-
-
-def refuse_indices(group: Group, indices: Tensor) -> None:
-    """Refuse indices that a group does not have, twice, too few of them, or without a required block."""
-    count = indices.shape[-1]
-    if count < max(group.least, 1):
-        raise SelectionError(f"group `{group.name}` would keep {count} of {group.size}; it must keep at least {group.least}.")
-    if int(indices.min()) < 0 or int(indices.max()) >= group.size:
-        found = int(indices.max()) if int(indices.max()) >= group.size else int(indices.min())
-        raise SelectionError(
-            f"index {found} is out of range for group `{group.name}`, which has indices 0 to {group.size - 1}."
-        )
-    ordered = indices.sort(dim=-1).values
-    if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
-        raise SelectionError(f"group `{group.name}` was given an index twice. Every index may be kept once.")
-    if count % group.step and count != group.size:
-        raise SelectionError(f"group `{group.name}` is cut in steps of {group.step}, so {count} is no possible size.")
-    missing = set(group.required) - set(indices.flatten().tolist())
-    if missing:
-        raise SelectionError(
-            f"block {min(missing)} of `{group.name}` cannot be dropped: later blocks need its shortcut or its tables. Keep it."
-        )
 
 
 def refuse_order(group: Group, order: Tensor, rows: int | None) -> None:
@@ -72,8 +30,13 @@ def refuse_order(group: Group, order: Tensor, rows: int | None) -> None:
 
 
 def refuse_guards(labels: Mapping[str, Label], groups: Mapping[str, Group]) -> None:
-    """Refuse tensors that belong to a block which no depth group has."""
+    """Refuse tensors that belong to a block which no depth group has, and ones of a stack that are not in its block 0."""
     for name, label in labels.items():
+        stack = groups.get(label.stack)
+        if label.stack and (stack is None or stack.path is None or block_of(name, stack.path)[0] != 0):
+            raise LabelError(
+                f"`{name}` is said to serve all blocks of `{label.stack}`, but it does not stand in the first of them."
+            )
         if label.guard is None:
             continue
         depth, index = label.guard

@@ -14,22 +14,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from raffm.algebra.axis import Expression, Label, Number, Product, monomials, names, renamed, units, value
+from raffm.algebra.axis import Expression, Label, Name, Number, Product, monomials, names, renamed, units, value
 from raffm.algebra.blocks import in_first_block, is_dropped, is_place, renumbered
 from raffm.algebra.check import (
-    as_indices,
     base_of,
     guard_of,
     refuse_groups,
     refuse_guards,
-    refuse_indices,
     refuse_misfit,
     refuse_rank,
     refuse_unlabelled,
     solve,
-    some,
 )
 from raffm.algebra.group import Group, Tie
+from raffm.algebra.indices import read_indices
 from raffm.algebra.selection import Indices, Selection
 from raffm.errors import SelectionError
 
@@ -113,8 +111,12 @@ class Layout:
         """The groups whose indices are whole units with a width inside: heads, and counts that are tied to them."""
         axes = {axis for label in self.labels.values() for axis in label.axes}
         found = {unit for axis in axes for unit in units(axis, set(self.free))}
-        tied = [{str(tie.left), str(tie.right)} for tie in self.ties]
-        return frozenset(found.union(*(pair for pair in tied if pair & found)))
+        equal = [
+            {tie.left.group, tie.right.group} for tie in self.ties if isinstance(tie.left, Name) and isinstance(tie.right, Name)
+        ]
+        for _ in equal:
+            found.update(*(pair for pair in equal if pair & found))
+        return frozenset(found)
 
     @cached_property
     def followers(self) -> frozenset[str]:
@@ -172,7 +174,7 @@ class Layout:
         """
         given: dict[str, Tensor] = {}
         for name in sorted(kept, key=lambda name: name in self.bases):  # a base is read before what is fibred over it
-            given[name] = self._indices(name, kept[name], given)
+            given[name] = read_indices(self.groups, name, kept[name], given)
         chosen = {name: self._sorted(name, given) for name in given}
         chosen = {name: indices for name, indices in chosen.items() if not self._is_dropped(name, chosen)}
         chosen = {name: indices for name, indices in chosen.items() if indices.shape[-1] < self.groups[name].size}
@@ -302,13 +304,16 @@ class Layout:
             for alias, name in (self.aliases or {}).items()
             if self.is_held(selection, name) and not is_dropped(alias, self._paths, selection.kept)
         }
+        aliases = {alias: name for alias, name in aliases.items() if alias != name}  # a copy in the block that it moved to
         kinds: dict[str, Kind] = {self.name_in(selection, name): self.kind(name) for name in self.labels_of(selection)}
         when_cut = {
-            self.name_in(selection, name): (new(group), other)
-            for name, (group, other) in self.when_cut.items()
-            if group in sizes
+            self.name_in(selection, name): (new(group), other) for name, (group, other) in self.when_cut_in(selection).items()
         }
         return Layout(labels, groups, ties, kept_attributes, aliases, kinds, self.lists, when_cut)
+
+    def when_cut_in(self, selection: Selection) -> dict[str, tuple[str, str]]:
+        """What `when_cut` says of the modules that the submodel still has, by their names in the full model."""
+        return {name: entry for name, entry in self.when_cut.items() if not is_dropped(name, self._paths, selection.kept)}
 
     def attributes_of(self, selection: Selection) -> dict[str, Expression]:
         """The integers that the modules of the submodel store, by their names in the full model."""
@@ -358,30 +363,6 @@ class Layout:
     @cached_property
     def _guards(self) -> dict[str, set[tuple[str, int] | None]]:
         return {group: {self.labels[name].guard for name, _ in uses} for group, uses in self._uses.items()}
-
-    def _indices(self, name: str, given: Tensor | Indices, chosen: Mapping[str, Tensor]) -> Tensor:
-        group = self.groups.get(name)
-        if group is None:
-            raise SelectionError(f"there is no group {name!r}. The groups are: {some(self.groups)}.")
-        if group.pinned:
-            raise SelectionError(f"group `{name}` is pinned and cannot be cut.")
-        rows = None
-        if group.base is not None:
-            rows = len(chosen[group.base]) if group.base in chosen else self.groups[group.base].size
-        if isinstance(given, int) and not isinstance(given, bool):
-            if given < 1:
-                raise SelectionError(f"group `{name}` cannot keep {given} indices. Keep at least one.")
-            given = torch.arange(given) if rows is None else torch.arange(given).expand(rows, -1).clone()
-        indices = as_indices(name, given)
-        if rows is None and indices.dim() != 1:
-            raise SelectionError(f"group `{name}` takes one list of indices, but was given a table of them.")
-        if rows is not None and (indices.dim() != 2 or len(indices) != rows):
-            raise SelectionError(
-                f"group `{name}` keeps its own indices in every kept index of `{group.base}`: {rows} rows were expected, "
-                f"but the given indices have shape {tuple(indices.shape)}."
-            )
-        refuse_indices(group, indices)
-        return indices
 
     def _sorted(self, name: str, given: Mapping[str, Tensor]) -> Tensor:
         """The indices in ascending order; rows of a fibred group in the order of their heads."""

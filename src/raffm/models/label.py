@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from raffm.algebra.axis import Expression, Label, Name, Number, names, parse, parse_label, renamed
-from raffm.algebra.blocks import is_place
+from raffm.algebra.blocks import block_of, is_place
 from raffm.algebra.group import Group, Tie
 from raffm.algebra.layout import Kind, Layout
 from raffm.errors import LabelError, UnknownFamilyError
@@ -137,17 +137,23 @@ def _with_variants(table: Table, prefix: str, tensors: Mapping[str, Tensor]) -> 
 
 
 def _label(table: Table, prefix: str, name: str, tensor: Tensor, last: tables.Numbers) -> Label:
-    """The label of one tensor: by its own name, or by its module's."""
-    lines = _lines(table, prefix, name)
+    """The label of one tensor: by its own name, by its module's, or by a line that speaks of anything there."""
     relative = name.removeprefix(prefix) if name.startswith(prefix) else name
-    if found := tables.first_match(lines, relative):
-        return _read(found, last, tensor)
     module, _, leaf = relative.rpartition(".")
-    if found := tables.first_match(lines, module):
-        return _in_module(_read(found, last, tensor), leaf, tensor)
-    raise LabelError(
-        f"`{name}` of shape {tuple(tensor.shape)} has no label in the table of {table.family!r}. Add a line for it."
-    )
+    lines = _lines(table, prefix, name)
+    wide = {template: line for template, line in lines.items() if "*" in template}
+    plain = {template: line for template, line in lines.items() if template not in wide}
+    own = tables.first_match(plain, relative)
+    found = own or tables.first_match(plain, module) or tables.first_match(wide, relative)
+    if found is None:
+        raise LabelError(
+            f"`{name}` of shape {tuple(tensor.shape)} has no label in the table of {table.family!r}. Add a line for it."
+        )
+    text, numbers = found
+    if text == FIXED:
+        return Label(tuple(map(Number, tensor.shape)))
+    label = parse_label(tables.fill(text, numbers, last))
+    return label if own else _in_module(label, leaf, tensor)
 
 
 def _lines(table: Table, prefix: str, name: str) -> Mapping[str, str]:
@@ -155,12 +161,6 @@ def _lines(table: Table, prefix: str, name: str) -> Mapping[str, str]:
     if not prefix:
         return {**table.tensors, **table.heads}
     return table.tensors if name.startswith(prefix) else table.heads
-
-
-def _read(line: tuple[str, tables.Numbers], last: tables.Numbers, tensor: Tensor) -> Label:
-    """A line of the table as a label; `fixed` stands for axes that are never cut."""
-    text, numbers = line
-    return Label(tuple(map(Number, tensor.shape))) if text == FIXED else parse_label(tables.fill(text, numbers, last))
 
 
 def _in_module(label: Label, leaf: str, tensor: Tensor) -> Label:
@@ -173,8 +173,9 @@ def _in_module(label: Label, leaf: str, tensor: Tensor) -> Label:
 
 def _guard(name: str, depths: Mapping[str, Group]) -> tuple[str, int] | None:
     for depth in depths.values():
-        if name.startswith(f"{depth.path}."):
-            return depth.name, int(name[len(f"{depth.path}.") :].split(".", maxsplit=1)[0])
+        index, _ = block_of(name, str(depth.path))
+        if index is not None:
+            return depth.name, index
     return None
 
 
@@ -270,7 +271,7 @@ def _attributes(
 def _lists(table: Table, model: nn.Module) -> dict[str, str]:
     """The lists in the config that have an entry for every block (`"[layers]"`), or that number blocks (`"[#layers]"`)."""
     listed = {name: text[1:-1] for name, text in table.attributes.items() if text.startswith("[")}
-    return {name: depth for name, depth in listed.items() if isinstance(_stored(model, name), list)}
+    return {name: depth for name, depth in listed.items() if isinstance(_stored(model, name), list | tuple)}
 
 
 def _when_cut(table: Table, prefix: str, model: nn.Module, last: tables.Numbers, rename: Rename) -> dict[str, tuple[str, str]]:

@@ -61,9 +61,7 @@ def assembled(
     module = copy.deepcopy(model, stand_ins)
     for path in _cut_depths(layout, selection):
         _close_gaps(module.get_submodule(path))
-    for name, new in _moved_modules(layout, selection).items():
-        owner, _, leaf = new.rpartition(".")
-        module.get_submodule(owner).add_module(leaf, copy.deepcopy(modules[name], stand_ins))
+    _bring_along(module, model, layout, selection, stand_ins)
     _refresh_attributes(module, layout, selection)
     _shorten_lists(module, layout, selection)
     _change_classes(module, layout, selection)
@@ -90,13 +88,26 @@ def _close_gaps(container: nn.Module) -> None:
     container._modules.update({str(place): block for place, block in enumerate(blocks)})
 
 
-def _moved_modules(layout: Layout, selection: Selection) -> dict[str, str]:
-    """The modules that serve a whole stack and whose block is dropped, with their place in the first kept block."""
-    moved = {}
+def _bring_along(module: nn.Module, model: nn.Module, layout: Layout, selection: Selection, stand_ins: dict[int, Any]) -> None:
+    """Put what serves a whole stack, and stood in a dropped block, into the first kept one: a tensor, or its module."""
     for name, label in layout.labels.items():
-        if label.stack in selection.kept and int(selection.kept[label.stack][0]) != 0:
-            moved[name.rpartition(".")[0]] = layout.name_in(selection, name).rpartition(".")[0]
-    return moved
+        if label.stack not in selection.kept or int(selection.kept[label.stack][0]) == 0:
+            continue
+        owner, _, leaf = name.rpartition(".")
+        new = layout.name_in(selection, name).rpartition(".")[0]
+        if new in dict(module.named_modules()):
+            _put(module.get_submodule(new), leaf, stand_ins[id(attrgetter(name)(model))], model.get_submodule(owner))
+        else:
+            parent, _, child = new.rpartition(".")
+            module.get_submodule(parent).add_module(child, copy.deepcopy(model.get_submodule(owner), stand_ins))
+
+
+def _put(owner: nn.Module, name: str, tensor: Tensor, before: nn.Module) -> None:
+    """Give a module a tensor, as the kind that it was where it stood before."""
+    if isinstance(tensor, nn.Parameter):
+        owner.register_parameter(name, tensor)
+    else:
+        owner.register_buffer(name, tensor, persistent=name not in before._non_persistent_buffers_set)
 
 
 def _refresh_attributes(module: nn.Module, layout: Layout, selection: Selection) -> None:
@@ -118,19 +129,24 @@ def _refresh_attributes(module: nn.Module, layout: Layout, selection: Selection)
 def _shorten_lists(module: nn.Module, layout: Layout, selection: Selection) -> None:
     """Keep the entries of the kept blocks in lists that have one for every block, and new numbers in lists of blocks."""
     for name, depth in layout.lists.items():
-        kept = selection.kept.get(depth_of(depth) or depth)
-        if kept is not None:
-            places = kept.tolist()
-            owner, _, attribute = name.rpartition(".")
-            target = attrgetter(owner)(module)
-            entries = getattr(target, attribute)
-            renumbered = [places.index(block) for block in entries if block in places] if is_place(depth) else None
-            setattr(target, attribute, [entries[place] for place in places] if renumbered is None else renumbered)
+        group = depth_of(depth) if is_place(depth) else depth
+        if group not in selection.kept:
+            continue
+        places = selection.kept[group].tolist()
+        owner, _, attribute = name.rpartition(".")
+        target = attrgetter(owner)(module)
+        entries = getattr(target, attribute)
+        renewed = (
+            [places.index(block) for block in entries if block in places]
+            if is_place(depth)
+            else [entries[place] for place in places]
+        )
+        setattr(target, attribute, type(entries)(renewed))
 
 
 def _change_classes(module: nn.Module, layout: Layout, selection: Selection) -> None:
     """Give modules the class that they need once a group is cut: one that theirs is derived from."""
-    for name, (group, wanted) in layout.when_cut.items():
+    for name, (group, wanted) in layout.when_cut_in(selection).items():
         if group in selection.kept:
             child = module.get_submodule(layout.name_in(selection, name))
             child.__class__ = next((kind for kind in type(child).__mro__ if kind.__name__ == wanted), type(child))
@@ -138,9 +154,12 @@ def _change_classes(module: nn.Module, layout: Layout, selection: Selection) -> 
 
 def _config_of(model: nn.Module, layout: Layout) -> tuple[tuple[str, Any], ...]:
     """The entries of the full model's config that a cut changes."""
-    owned = [name for name in (*(layout.attributes or {}), *layout.lists) if name.startswith("config.")]
-    found = {name.removeprefix("config."): attrgetter(name)(model) for name in owned}
-    return tuple((name, tuple(entry) if isinstance(entry, list) else entry) for name, entry in found.items())
+    found = {}
+    for name in (*(layout.attributes or {}), *layout.lists):
+        owner, is_there, key = f".{name}".partition(".config.")
+        if is_there and attrgetter(f"{owner}.config".lstrip("."))(model) is model.config:  # a stack may have a copy of its own
+            found[key] = attrgetter(name)(model)
+    return tuple((key, tuple(entry) if isinstance(entry, list) else entry) for key, entry in found.items())
 
 
 def _place(name: str, layout: Layout, group: str) -> int:

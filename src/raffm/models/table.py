@@ -81,7 +81,10 @@ def _completed(content: dict[str, Any]) -> dict[str, Any]:
     """A table that is `like` another: the other's sections, with its own lines before and instead of theirs."""
     if "like" not in content:
         return content
-    made = tomllib.loads(_text(content.pop("like")))
+    other = content.pop("like")
+    if other not in families():
+        raise LabelError(f"the table is like that of {other!r}, which there is not. The families are: {', '.join(families())}.")
+    made = _completed(tomllib.loads(_text(other)))
     for key, entry in content.items():
         is_section = isinstance(entry, dict) and key != "tiny"
         rest = {name: line for name, line in made.get(key, {}).items() if name not in entry} if is_section else {}

@@ -45,6 +45,17 @@ def test_lines_of_ones_own_stand_before_and_instead_of_the_others() -> None:
     assert table.outputs == {**shipped("vit").outputs, "logits": "pooled"}
 
 
+def test_a_table_may_be_like_one_that_is_like_another() -> None:
+    table = read('family = "mine"\nlike = "roberta"')
+    assert table.tensors == shipped("bert").tensors
+    assert table.heads == shipped("roberta").heads
+
+
+def test_a_table_like_one_that_there_is_not_is_refused() -> None:
+    with pytest.raises(LabelError, match=r"like that of 'nonsense'.*bert"):
+        read('family = "mine"\nlike = "nonsense"')
+
+
 def test_the_tiny_model_of_a_table_is_its_own() -> None:
     assert "config" in shipped("vit").tiny
     assert read('family = "mine"\nlike = "vit"\n[tiny]\nclass = "Mine"').tiny == {"class": "Mine"}
@@ -310,6 +321,89 @@ def test_a_module_that_is_not_derived_from_the_wanted_class_keeps_its_own() -> N
     model, layout = stack(('class = "Plain"', 'class = "Unheard"'))
     small = submodel(model, layout, layout.select({"layers.0.d": 1}))
     assert [type(block) for block in small.blocks] == [Fast] * 4
+
+
+def test_a_class_for_a_group_that_all_blocks_share_is_given_to_the_kept_ones() -> None:
+    model, layout = stack(('group = "layers.{i}.d"', 'group = "heads"'))
+    selection = layout.select({"layers": [1, 2], "heads": 2})
+    assert [type(block) for block in submodel(model, layout, selection).blocks] == [Plain, Plain]
+    assert set(layout.cut(selection).when_cut) == {"blocks.0", "blocks.1"}
+
+
+def test_a_tuple_with_an_entry_for_every_block_stays_a_tuple() -> None:
+    model = Stack(3)
+    model.config.kinds = ("a", "b", "c")
+    model.config.global_blocks = ()
+    layout = layout_of(model, read(STACK))
+    assert submodel(model, layout, layout.select({"layers": [0, 2]})).config.kinds == ("a", "c")
+
+
+@pytest.mark.parametrize("label", ["buckets, heads of nowhere", "buckets, heads of heads"])
+def test_a_tensor_of_a_stack_that_there_is_not_is_refused(label: str) -> None:
+    with pytest.raises(LabelError, match="does not stand in the first of them"):
+        stack(("buckets, heads of layers", label))
+
+
+class Biased(nn.Module):
+    """A bare parameter and a bare buffer in the first block that serve all."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+        if place == 0:
+            self.bias = nn.Parameter(torch.randn(4))
+            self.register_buffer("shift", torch.randn(4), persistent=False)
+
+
+BIASED = """
+family = "biased"
+[depth]
+layers = { path = "0" }
+[tensors]
+"0.0.bias" = "width of layers"
+"0.0.shift" = "width of layers"
+"0.{i}.map" = "4 -> width"
+"""
+
+
+def test_bare_tensors_of_a_stack_move_to_the_first_kept_block() -> None:
+    model = nn.Sequential(nn.ModuleList(Biased(place) for place in range(3)))
+    layout = layout_of(model, read(BIASED))
+    small = submodel(model, layout, layout.select({"layers": [1, 2], "width": [0, 2]}))
+    assert torch.equal(small[0][0].bias, model[0][0].bias[[0, 2]])
+    assert torch.equal(small[0][0].shift, model[0][0].shift[[0, 2]])
+    assert [name for name, _ in small.named_parameters()] == [
+        "0.0.map.weight",
+        "0.0.map.bias",
+        "0.0.bias",
+        "0.1.map.weight",
+        "0.1.map.bias",
+    ]
+    assert "0.0.shift" not in small.state_dict()
+    assert torch.equal(small[0][1].map.weight, model[0][2].map.weight[[0, 2]])
+
+
+def test_a_tensor_of_a_stack_that_all_blocks_share_has_no_name_twice() -> None:
+    blocks = [nn.ModuleDict({"table": nn.Embedding(5, 4)}) for _ in range(3)]
+    for block in blocks[1:]:
+        block["table"] = blocks[0]["table"]
+    model = nn.Sequential(nn.ModuleList(blocks))
+    layout = layout_of(
+        model, read('family = "x"\n[depth]\nlayers = { path = "0" }\n[tensors]\n"0.0.table" = "5, width of layers"')
+    )
+    assert layout.cut(layout.select({"layers": [1, 2]})).aliases == {"0.1.table.weight": "0.0.table.weight"}
+
+
+def test_what_stands_beside_the_blocks_belongs_to_none() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleDict({"0": nn.Linear(4, 4), "1": nn.Linear(4, 4)})
+            self.blocks.norm = nn.LayerNorm(4)
+
+    table = 'family = "x"\n[depth]\nlayers = { path = "blocks" }\n[tensors]\n"blocks.{i}" = "width -> width"\n"blocks.norm" = "width"'
+    with pytest.raises(LabelError, match="block"):
+        layout_of(Beside(), read(table.replace('"blocks.norm"', '"blocks.other"')))
 
 
 # -- two stacks ----------------------------------------------------------------------------------------------------

@@ -266,3 +266,22 @@ def test_inputs_that_fit_no_task_are_refused() -> None:
 
 def test_images_are_normalised_by_channel() -> None:
     assert task_for(federation()) == ImageClassification((0.5,), (0.5,))
+
+
+@pytest.mark.parametrize("padding", [0, 7])
+def test_a_model_learns_which_token_texts_are_padded_with(padding: int) -> None:
+    """Classifiers that write look for it: a stock GPT-2 names none, and the wrong one would be read as text."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 7, (24,), generator=draw)
+    ids = torch.randint(8, 50, (24, 6), generator=draw)
+    ids = torch.where(torch.arange(6) < lengths[:, None], ids, padding)
+    examples = Examples({"input_ids": ids, "lengths": lengths}, torch.randint(0, 2, (24,), generator=draw))
+    dataset = Dataset("texts", examples, examples, ("no", "yes"), None, owners=None)
+    model = trainable("gpt2:tiny", "text", 2, changes={"pad_token_id": None})
+    data = Federation(dataset, split(dataset, 4, "iid", 0))
+    found = train(model, data, method="heterofl", fleet="1, 1/4", rounds=1, local=Local(batch=3), participation=EVERYBODY)
+    assert found.model.config.pad_token_id == padding
+    task = TextClassification()
+    alone = [task.forward(model, task.batch(examples, torch.tensor([place]))) for place in range(24)]
+    together = task.forward(model, task.batch(examples, torch.arange(24)))
+    torch.testing.assert_close(torch.cat(alone), together, rtol=1e-4, atol=1e-5)

@@ -20,6 +20,7 @@ from raffm.data.examples import Federation
 from raffm.data.sources import FOUND, Columns, load
 from raffm.data.splits import hold_out
 from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
+from raffm.data.text import agree_on_padding
 from raffm.devices.fleet import Fleet, fleet_of
 from raffm.errors import RunError
 from raffm.methods import method_of
@@ -158,6 +159,7 @@ def run_plan(
     watcher: Watcher | None = None,
 ) -> Trained:
     """Run a plan on a backend, and leave what came out in the folder. `settings` are what its results say of the run."""
+    agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
     keeping = Keeping(None if folder is None else Path(folder) / "checkpoint", save_every, resume)
     made = backend_of(backend, plan, workers)
     try:

@@ -9,11 +9,13 @@ import torch
 from families.cases import Case, logits, named, relative
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
+from raffm.devices.cost import CostModel
 from raffm.elastic import RaFFM
 from raffm.errors import SelectionError, SpaceError
 from raffm.models.checkpoint import load_submodel, save_submodel
 from raffm.models.label import layout_of, named_tensors
 from raffm.models.load import tiny
+from raffm.models.stock import export_stock
 from raffm.models.surgery import submodel
 from raffm.models.table import shipped
 from raffm.models.verify import verify
@@ -115,6 +117,62 @@ def test_sorting_a_llama_leaves_its_rotary_pairs_in_place() -> None:
     assert relative(logits(elastic.model, inputs), before) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_a_model_makes_anew_are_not_cut(kind: str) -> None:
+    about = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    about |= (
+        {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+        if kind == "longrope"
+        else {}
+    )
+    model = tiny("llama", rope_parameters=about)
+    layout = layout_of(model)
+    assert layout.groups["rot"].pinned
+    assert not any(layout.groups[f"layers.{place}.kv"].pinned for place in range(3))
+    assert verify(model).holds
+
+
+def test_a_llama_with_scaled_frequencies_may_be_cut() -> None:
+    about = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = tiny("llama", rope_parameters={**about, "original_max_position_embeddings": 16})
+    assert not layout_of(model).groups["rot"].pinned
+    assert verify(model).holds
+
+
+# -- classifiers that write ----------------------------------------------------------------------------------------
+
+
+def test_a_classifier_without_a_token_for_padding_can_be_tried(tmp_path: Path) -> None:
+    model = named("gpt2-classifier").build(pad_token_id=None)
+    assert verify(model).holds
+    elastic = RaFFM(model)
+    small, _, _ = elastic.fit(max_memory=int(elastic_memory(elastic) * 0.9))
+    assert model.config.pad_token_id is None
+    assert small.config.pad_token_id is None
+    cut, _ = elastic.resource_aware_model({f"layers.{place}.ffn": 7 for place in range(3)})
+    export_stock(cut, tmp_path / "stock")
+
+
+def elastic_memory(elastic: RaFFM) -> int:
+    return CostModel(elastic.model, elastic.layout, elastic.table, free=tuple(elastic.space.sizes)).memory(elastic.layout.sizes)
+
+
+@pytest.mark.parametrize("limit", ["flops", "memory"])
+def test_a_model_that_looks_at_its_inputs_is_counted_all_the_same(limit: str) -> None:
+    elastic = RaFFM(named("t5-classifier").build(), {"encoder.layers.*.ffn": [24, 12], "decoder.layers.*.ffn": [24, 12]})
+    cost = CostModel(elastic.model, elastic.layout, elastic.table, free=tuple(elastic.space.sizes))
+    smallest = elastic.layout.sizes_of(elastic.select(elastic.space.smallest()))
+    least, most = (getattr(cost, limit)(sizes) for sizes in (smallest, elastic.layout.sizes))
+    _, params, _ = elastic.fit(**{f"max_{limit}": (least + most) // 2})
+    assert params < elastic.total_params
+
+
+def test_flops_are_counted_in_half_precision() -> None:
+    elastic = RaFFM(tiny("sam").bfloat16(), {"layers.*.ffn": [24, 12]})
+    cost = CostModel(elastic.model, elastic.layout, elastic.table, free=tuple(elastic.space.sizes))
+    assert cost.flops(elastic.layout.sizes) > 0
+
+
 # -- T5 ------------------------------------------------------------------------------------------------------------
 
 
@@ -195,3 +253,10 @@ def test_verify_finds_a_table_that_is_lost_with_its_block(seed: int) -> None:
     wrong = replace(right, tensors={**right.tensors, name: "buckets, encoder.heads"})
     found = verify(named("t5").build(), wrong, seed=seed)
     assert {row.group: row.verdict for row in found.rows}["encoder.layers"] == "wrong"
+
+
+def test_verify_takes_no_nan_for_an_answer() -> None:
+    model = named("bert").build()
+    with torch.no_grad():
+        model.classifier.bias[0] = torch.nan
+    assert all(row.verdict == "wrong" for row in verify(model).rows)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families.cases import named
+from families.cases import logits, named
 from raffm.elastic import RaFFM
 from raffm.errors import CheckpointError
 from raffm.models.checkpoint import load_submodel, save_submodel
 from raffm.models.files import found, written_whole
+from raffm.models.load import trainable
 
 VIT, BERT = named("vit"), named("bert")
 
@@ -133,3 +134,39 @@ with written_whole(folder) as fresh:
         ran = subprocess.run([sys.executable, "-c", script, str(target), str(deadly)], check=False)
         assert ran.returncode == -signal.SIGKILL
         assert (found(target) / "a").read_text() in ("old", "new")
+
+
+def test_a_submodel_attends_as_it_did_when_it_was_saved(tmp_path: Path) -> None:
+    from transformers import ViTForImageClassification
+
+    config = VIT.build().config
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        elastic = RaFFM(ViTForImageClassification(config).eval())
+    small, _, _ = elastic.sample_smallest_model()
+    save_submodel(small, tmp_path)
+    loaded = load_submodel(tmp_path)
+    assert loaded.config._attn_implementation == "eager"
+    assert torch.equal(logits(loaded, VIT.inputs(elastic.model)), logits(small, VIT.inputs(elastic.model)))
+
+
+def test_what_was_cut_from_a_submodel_cannot_be_saved(tmp_path: Path) -> None:
+    small, _, _ = RaFFM(VIT.build()).sample_smallest_model()
+    smaller, _ = RaFFM(small).resource_aware_model({"layers": 1})
+    with pytest.raises(CheckpointError, match="cut from a submodel"):
+        save_submodel(smaller, tmp_path / "smaller")
+    assert not (tmp_path / "smaller").exists()
+
+
+def test_training_does_not_begin_with_a_submodel_or_with_weights_of_another_shape(tmp_path: Path) -> None:
+    model = VIT.build()
+    save_submodel(RaFFM(model).sample_smallest_model()[0], tmp_path / "small")
+    with pytest.raises(CheckpointError, match="holds a submodel"):
+        trainable(str(tmp_path / "small"), "image", 5)
+    model.save_pretrained(tmp_path / "full")
+    config = json.loads((tmp_path / "full" / "config.json").read_text())
+    (tmp_path / "full" / "config.json").write_text(json.dumps({**config, "intermediate_size": 12}))
+    with pytest.raises(CheckpointError, match=r"do not fit their config"):
+        trainable(str(tmp_path / "full"), "image", 5)
+    (tmp_path / "full" / "config.json").write_text(json.dumps(config))
+    assert trainable(str(tmp_path / "full"), "image", 3).classifier.weight.shape == (3, 16)

@@ -317,10 +317,16 @@ def test_a_module_changes_its_class_once_its_group_is_cut() -> None:
     assert [type(block) for block in whole.blocks] == [Fast, Fast]
 
 
-def test_a_module_that_is_not_derived_from_the_wanted_class_keeps_its_own() -> None:
-    model, layout = stack(('class = "Plain"', 'class = "Unheard"'))
-    small = submodel(model, layout, layout.select({"layers.0.d": 1}))
-    assert [type(block) for block in small.blocks] == [Fast] * 4
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('class = "Plain"', 'class = "Unheard"'), "Unheard"),
+        (('group = "layers.{i}.d"', 'group = "layers.{i}.dd"'), "layers.0.dd"),
+    ],
+)
+def test_a_class_or_a_group_that_there_is_not_is_refused(change: tuple[str, str], words: str) -> None:
+    with pytest.raises(LabelError, match=words):
+        stack(change)
 
 
 def test_a_class_for_a_group_that_all_blocks_share_is_given_to_the_kept_ones() -> None:
@@ -366,19 +372,22 @@ layers = { path = "0" }
 """
 
 
+ONE_STACK = """
+family = "x"
+[depth]
+layers = { path = "0" }
+[tensors]
+"""
+
+
 def test_bare_tensors_of_a_stack_move_to_the_first_kept_block() -> None:
     model = nn.Sequential(nn.ModuleList(Biased(place) for place in range(3)))
     layout = layout_of(model, read(BIASED))
     small = submodel(model, layout, layout.select({"layers": [1, 2], "width": [0, 2]}))
     assert torch.equal(small[0][0].bias, model[0][0].bias[[0, 2]])
     assert torch.equal(small[0][0].shift, model[0][0].shift[[0, 2]])
-    assert [name for name, _ in small.named_parameters()] == [
-        "0.0.map.weight",
-        "0.0.map.bias",
-        "0.0.bias",
-        "0.1.map.weight",
-        "0.1.map.bias",
-    ]
+    maps = {f"0.{place}.map.{leaf}" for place in range(2) for leaf in ("weight", "bias")}
+    assert {name for name, _ in small.named_parameters()} == {"0.0.bias", *maps}
     assert "0.0.shift" not in small.state_dict()
     assert torch.equal(small[0][1].map.weight, model[0][2].map.weight[[0, 2]])
 
@@ -388,22 +397,14 @@ def test_a_tensor_of_a_stack_that_all_blocks_share_has_no_name_twice() -> None:
     for block in blocks[1:]:
         block["table"] = blocks[0]["table"]
     model = nn.Sequential(nn.ModuleList(blocks))
-    layout = layout_of(
-        model, read('family = "x"\n[depth]\nlayers = { path = "0" }\n[tensors]\n"0.0.table" = "5, width of layers"')
-    )
+    layout = layout_of(model, read(ONE_STACK + '"0.0.table" = "5, width of layers"'))
     assert layout.cut(layout.select({"layers": [1, 2]})).aliases == {"0.1.table.weight": "0.0.table.weight"}
 
 
-def test_what_stands_beside_the_blocks_belongs_to_none() -> None:
-    class Beside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleDict({"0": nn.Linear(4, 4), "1": nn.Linear(4, 4)})
-            self.blocks.norm = nn.LayerNorm(4)
-
-    table = 'family = "x"\n[depth]\nlayers = { path = "blocks" }\n[tensors]\n"blocks.{i}" = "width -> width"\n"blocks.norm" = "width"'
-    with pytest.raises(LabelError, match="block"):
-        layout_of(Beside(), read(table.replace('"blocks.norm"', '"blocks.other"')))
+def test_a_module_beside_the_blocks_is_refused() -> None:
+    model = nn.Sequential(nn.ModuleDict({"0": nn.Linear(4, 4), "1": nn.Linear(4, 4), "norm": nn.LayerNorm(4)}))
+    with pytest.raises(LabelError, match=r"`0\.norm` stands among the blocks"):
+        layout_of(model, read(ONE_STACK + '"0.{i}" = "width -> width"\n"0.norm" = "width"'))
 
 
 # -- two stacks ----------------------------------------------------------------------------------------------------

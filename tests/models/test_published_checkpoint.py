@@ -1,6 +1,7 @@
 """A folder as the published code of 2023 wrote it: old names of tensors, the space in the config, pickled or not."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from transformers import ViTForImageClassification
 from commands import raffm
 from families.cases import logits, named
 from raffm.elastic import RaFFM
+from raffm.errors import CheckpointError
+from raffm.models.checkpoint import load_weights
 from raffm.models.load import trainable
 from raffm.models.verify import verify
 
@@ -123,8 +126,6 @@ def test_it_can_be_inspected_and_trained_by_its_folder_or_name(folder: Path, mon
 
 
 def test_a_pickle_that_holds_code_is_not_run(tmp_path: Path) -> None:
-    import pickle
-
     class Code:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (Path.touch, (tmp_path / "ran",))  # type: ignore[return-value]
@@ -132,5 +133,7 @@ def test_a_pickle_that_holds_code_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Code()))
     with pytest.raises(Exception, match=r"[Ww]eights"):
-        ViTForImageClassification.from_pretrained(tmp_path)
+        trainable(str(tmp_path), "image", 5)
+    with pytest.raises(CheckpointError, match="holds more than tensors"):
+        load_weights(VIT.build(), tmp_path)
     assert not (tmp_path / "ran").exists()

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from families.cases import logits, named, relative
 from raffm.algebra.ranking import Ranking
 from raffm.elastic import RaFFM
 from raffm.errors import ExportError
-from raffm.models.load import tiny
+from raffm.models.load import model_from, tiny
 from raffm.models.stock import export_stock
 from raffm.models.surgery import submodel
 
@@ -66,6 +67,8 @@ def test_exporting_leaves_the_submodel_alone(tmp_path: Path) -> None:
         (RESNET, {"stages.1.blocks.0.inner": 5}, ["layer.0.convolution.weight"]),
         (OURS, {}, ["ResNet"]),
         (named("gpt2"), every(heads=2), ["c_attn.weight", "(16, 24)"]),
+        (BERT, {f"layers.{i}.heads": 3 for i in range(3)}, ["cannot express", "save_submodel"]),  # 16 is no multiple of 3
+        (named("llama"), every(rep=1) | every(kv=3) | {"residual": 16}, ["cannot express"]),
         (named("t5"), {"residual": 8}, ["outputs differ by"]),  # its output scale is frozen, and the tied head cannot take it
     ],
 )
@@ -95,8 +98,9 @@ def test_the_first_rotary_pairs_have_a_base_of_their_own(family: str, config: di
         assert plain.config.rope_parameters["rope_theta"] == pytest.approx(theta ** (2 / len(full)), rel=1e-6)
 
 
-def test_rotary_pairs_that_no_base_gives_are_refused(tmp_path: Path) -> None:
-    elastic = RaFFM(tiny("llama"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_pairs_that_no_base_gives_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    elastic = RaFFM(tiny("llama").to(dtype))
     small = submodel(
         elastic.model, elastic.layout, Ranking({"rot": torch.tensor([0, 1, 3, 2])}).cut(elastic.layout, {"rot": 3})
     )
@@ -106,3 +110,43 @@ def test_rotary_pairs_that_no_base_gives_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="rotary pairs"):
         export_stock(small, tmp_path / "stock")
     assert not (tmp_path / "stock").exists()
+
+
+def test_a_base_that_was_not_cut_stays_as_it_is(tmp_path: Path) -> None:
+    small, _ = RaFFM(tiny("llama")).resource_aware_model(every(ffn=5))
+    export_stock(small, tmp_path / "stock")
+    stored = json.loads((tmp_path / "stock" / "config.json").read_text())
+    assert stored["rope_parameters"]["rope_theta"] == 10000.0
+
+
+def test_a_model_that_says_nothing_finite_is_refused(tmp_path: Path) -> None:
+    small, _ = RaFFM(VIT.build()).resource_aware_model({})
+    with torch.no_grad():
+        small.classifier.bias[0] = torch.nan
+    with pytest.raises(ExportError, match="differ by inf"):
+        export_stock(small, tmp_path / "stock")
+
+
+def test_a_model_that_made_up_inputs_do_not_fit_may_be_written_unproved(tmp_path: Path) -> None:
+    from transformers import BertForMultipleChoice
+
+    with torch.random.fork_rng():
+        elastic = RaFFM(BertForMultipleChoice(BERT.build().config))
+    small, _ = elastic.resource_aware_model(every(ffn=7))
+    with pytest.raises(ExportError, match="check=False"):
+        export_stock(small, tmp_path / "stock")
+    export_stock(small, tmp_path / "stock", check=False)
+    assert BertForMultipleChoice.from_pretrained(tmp_path / "stock").config.intermediate_size == 7
+
+
+def test_an_untied_head_is_written_as_one(tmp_path: Path) -> None:
+    elastic = RaFFM(named("flan-t5").build())
+    small, _ = elastic.resource_aware_model({"encoder.layers": 2})
+    export_stock(small, tmp_path / "stock")
+    elastic.save_ckpt(tmp_path / "ckpt")
+    for folder in ("stock", "ckpt"):
+        assert json.loads((tmp_path / folder / "config.json").read_text())["tie_word_embeddings"] is False
+    other = RaFFM(model_from(str(tmp_path / "ckpt")).to(torch.float64))
+    other.load_ckpt(tmp_path / "ckpt")
+    assert other.total_params == elastic.total_params
+    assert torch.equal(other.model.lm_head.weight, elastic.model.lm_head.weight)

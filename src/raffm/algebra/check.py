@@ -44,6 +44,13 @@ def refuse_guards(labels: Mapping[str, Label], groups: Mapping[str, Group]) -> N
             raise LabelError(f"`{name}` belongs to block {index} of `{depth}`, but there is no such depth group or block.")
 
 
+def refuse_when_cut(when_cut: Mapping[str, tuple[str, str]], groups: Mapping[str, Group]) -> None:
+    """Refuse a class for a cut of a group that there is not."""
+    for name, (group, _) in when_cut.items():
+        if group not in groups:
+            raise LabelError(f"`{name}` shall change when `{group}` is cut, which is no group of this model.")
+
+
 def refuse_groups(groups: Mapping[str, Group], ties: Iterable[Tie]) -> None:
     """Refuse fibres over fibres or over nothing, ties of unknown groups, and ties that do not hold."""
     for group in groups.values():

@@ -24,6 +24,7 @@ from raffm.algebra.check import (
     refuse_misfit,
     refuse_rank,
     refuse_unlabelled,
+    refuse_when_cut,
     solve,
 )
 from raffm.algebra.group import Group, Tie
@@ -91,6 +92,7 @@ class Layout:
         expressions = {name: pair[0] for name, pair in attributes.items()}
         layout = Layout(labels, made, tuple(ties), expressions, aliases or {}, kinds or {}, lists or {}, when_cut or {})
         refuse_guards(layout.labels, layout.groups)
+        refuse_when_cut(layout.when_cut, layout.groups)
         refuse_groups(layout.groups, layout.ties)
         return layout
 

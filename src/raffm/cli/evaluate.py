@@ -20,6 +20,7 @@ def evaluate(
     from dataclasses import asdict, replace
 
     from raffm.cli.show import quiet, rows
+    from raffm.data.text import agree_on_padding
     from raffm.devices.fleet import fleet_of
     from raffm.prepare import plan_of
     from raffm.report.tables import percent
@@ -39,6 +40,7 @@ def evaluate(
         settings = replace(settings, evaluate=replace(settings.evaluate, sizes=asked))
     plan = plan_of(settings)
     checkpoint.restore(saved, plan.server, place)
+    agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
     evaluation, _ = evaluated(plan, Serial(plan), saved.round)
     if as_json:
         typer.echo(json.dumps(asdict(evaluation), indent=1))

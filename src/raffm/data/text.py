@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -24,6 +24,19 @@ def tokenised(chunks: Iterable[list[Any]], where: str, tokenizer: Any, max_lengt
         lengths += map(len, encoded)
         ids.append(np.fromiter(chain.from_iterable(encoded), np.int64))
     return _padded(np.concatenate(ids), np.array(lengths, np.int64), tokenizer.pad_token_id or 0)
+
+
+def agree_on_padding(model: Any, inputs: Mapping[str, Tensor]) -> None:
+    """Let a model's config name the token that texts are padded with: classifiers that write look for it."""
+    config: Any = getattr(model, "config", None)
+    if "lengths" not in inputs or not hasattr(config, "pad_token_id"):
+        return
+    ids, lengths = inputs["input_ids"].cpu(), inputs["lengths"].cpu()
+    padding = ids[torch.arange(ids.shape[1]) >= lengths[:, None]]
+    if len(padding):
+        config.pad_token_id = int(padding[0])
+    elif config.pad_token_id is None:
+        config.pad_token_id = 0
 
 
 def identity(texts: list[Any], where: str, tokenizer: Any, max_length: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from raffm.algebra.check import some
 from raffm.errors import CheckpointError, RaffmError
+from raffm.models.entries import set_entry
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.label import layout_of, named_tensors
 from raffm.models.load import from_config, has_own_head
@@ -31,19 +32,28 @@ FORMAT = 1
 def save_submodel(module: nn.Module, folder: str | Path) -> None:
     """Write a submodel into a folder that `load_submodel` reads back to the same logits, bit for bit."""
     record = record_of(module)
+    if record.origin:
+        raise CheckpointError(
+            "this was cut from a submodel, and only the full model's config can be stored. Cut it from the full model: "
+            "`layout.compose(outer, inner)` gives its Selection."
+        )
     tensors, _ = named_tensors(module)
     state = set(module.state_dict())
     transient = {name: tensor for name, tensor in tensors.items() if name not in state}
     with written_whole(folder) as fresh:
         write_tensors(fresh / "model.safetensors", _on_disk(module))
         write_tensors(fresh / "transient.safetensors", transient)
-        write_json(fresh / "config.json", _with_entries(_config_dict(module), dict(record.config)))
+        config = _config_dict(module)
+        for path, content in record.config:
+            set_entry(config, path, content)
+        write_json(fresh / "config.json", config)
         write_json(
             fresh / "raffm.json",
             {
                 "format": FORMAT,
                 "class": type(module).__name__,
                 "layout": record.fingerprint,
+                "attention": getattr(getattr(module, "config", None), "_attn_implementation", None),
                 "version": record.version,
                 "selection": record.selection.to_json(),
                 "dtypes": {name: _dtype(tensor) for name, tensor in tensors.items()},
@@ -61,7 +71,7 @@ def load_submodel(folder: str | Path, table: Table | str | Path | None = None, m
     about = read_json(folder / "raffm.json")
     if about.get("format") != FORMAT:
         raise CheckpointError(f"{str(folder)!r} has format {about.get('format')!r}; this version of raffm reads {FORMAT}.")
-    model = model or _on_meta(about["class"], read_json(folder / "config.json"))
+    model = model or _on_meta(about["class"], read_json(folder / "config.json"), about.get("attention"))
     layout = layout_of(model, table)
     if layout.fingerprint != about["layout"]:
         raise CheckpointError(
@@ -84,6 +94,8 @@ def save_model(model: nn.Module, folder: Path) -> None:
     """Write a full model into a folder: `save_pretrained` where it has one, the same files otherwise."""
     if hasattr(model, "save_pretrained"):
         model.save_pretrained(folder)  # type: ignore[operator]
+        if has_own_head(model):  # a config class may have forgotten it
+            write_json(folder / "config.json", {**read_json(folder / "config.json"), "tie_word_embeddings": False})
         return
     write_tensors(folder / "model.safetensors", _on_disk(model))
     write_json(folder / "config.json", _config_dict(model))
@@ -186,18 +198,7 @@ def _config_dict(module: nn.Module) -> dict[str, Any]:
     return content
 
 
-def _with_entries(content: dict[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with other entries, by their paths."""
-    for path, entry in entries.items():
-        *owners, key = path.split(".")
-        inner = content
-        for owner in owners:
-            inner = inner[owner]
-        inner[key] = entry
-    return content
-
-
-def _on_meta(name: str, config: dict[str, Any]) -> nn.Module:
+def _on_meta(name: str, config: dict[str, Any], attention: str | None) -> nn.Module:
     """The full model without weights."""
     with torch.device("meta"):
-        return from_config(str(config.get("model_type")), name, config)
+        return from_config(str(config.get("model_type")), name, config, attention)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from raffm.algebra.group import Group, Tie
 from raffm.algebra.layout import Kind, Layout
 from raffm.errors import LabelError, UnknownFamilyError
 from raffm.models import table as tables
+from raffm.models.entries import entry
 from raffm.models.table import Table
 
 Rename = Callable[[str], str]
@@ -77,7 +77,7 @@ def layout_of(model: nn.Module, table: Table | str | Path | None = None) -> Layo
     return Layout.build(
         labels,
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        [*depths.values(), *(_group(table, name, last, rename) for name in used if name not in depths)],
+        [*depths.values(), *(_group(table, name, model, last, rename) for name in used if name not in depths)],
         _ties(table, used, last, rename),
         attributes,
         aliases,
@@ -218,28 +218,32 @@ def _all_numbers(template: str, last: tables.Numbers) -> list[dict[str, int]]:
 def _depth_groups(table: Table, prefix: str, model: nn.Module, last: tables.Numbers) -> dict[str, Group]:
     modules = dict(model.named_modules())
     groups = {}
-    for template, entry in table.depth.items():
+    for template, about in table.depth.items():
         for numbers in _all_numbers(template, last):
-            name, path = tables.fill(template, numbers, last), prefix + tables.fill(entry["path"], numbers, last)
-            if path not in modules and entry.get("optional"):
+            name, path = tables.fill(template, numbers, last), prefix + tables.fill(about["path"], numbers, last)
+            if path not in modules and about.get("optional"):
                 continue
             if path not in modules:
                 raise LabelError(f"the table of {table.family!r} looks for blocks at `{path}`, which the model does not have.")
-            blocks = len(list(modules[path].children()))
-            groups[name] = Group(name, blocks, path=path, required=tuple(entry.get("required", ())))
+            blocks = [child for child, _ in modules[path].named_children()]
+            if others := [child for child in blocks if not child.isdigit()]:
+                raise LabelError(f"`{path}.{others[0]}` stands among the blocks of `{name}`, but is none: blocks have numbers.")
+            groups[name] = Group(name, len(blocks), path=path, required=tuple(about.get("required", ())))
     return groups
 
 
-def _group(table: Table, name: str, last: tables.Numbers, rename: Rename) -> Group:
+def _group(table: Table, name: str, model: nn.Module, last: tables.Numbers, rename: Rename) -> Group:
     found = tables.first_match(table.groups, name)
     if found is None:
         return Group(name, 0)
-    entry, numbers = found
-    allowed = {"pinned", "per", "step", "least", "approximate"}
-    if unknown := set(entry) - allowed:
+    about, numbers = found
+    allowed = {"pinned", "per", "step", "least", "approximate", "free_where"}
+    if unknown := set(about) - allowed:
         raise LabelError(f"group {name!r} has the unknown property {min(unknown)!r}; known are {sorted(allowed)}.")
-    base = rename(tables.fill(entry["per"], numbers, last)) if "per" in entry else None
-    rest = {key: entry[key] for key in entry if key != "per"}
+    base = rename(tables.fill(about["per"], numbers, last)) if "per" in about else None
+    rest = {key: about[key] for key in about if key not in ("per", "free_where")}
+    if any(entry(model, path) not in values for path, values in about.get("free_where", {}).items()):
+        rest["pinned"] = True
     return Group(name, 0, base=base, **rest)
 
 
@@ -261,7 +265,7 @@ def _attributes(
         owner, attribute = _owner(template)
         owners = {"": {}} if attribute.startswith("config.") and not owner else _instances(prefix, owner, modules)
         for name, numbers in owners.items():
-            stored = _stored(modules[name], attribute)
+            stored = entry(modules[name], attribute)
             if isinstance(stored, int) and not text.startswith("["):
                 expression = renamed(parse(tables.fill(text, numbers, last)), rename)
                 found[f"{name}.{attribute}".lstrip(".")] = (expression, stored)
@@ -271,17 +275,19 @@ def _attributes(
 def _lists(table: Table, model: nn.Module) -> dict[str, str]:
     """The lists in the config that have an entry for every block (`"[layers]"`), or that number blocks (`"[#layers]"`)."""
     listed = {name: text[1:-1] for name, text in table.attributes.items() if text.startswith("[")}
-    return {name: depth for name, depth in listed.items() if isinstance(_stored(model, name), list | tuple)}
+    return {name: depth for name, depth in listed.items() if isinstance(entry(model, name), list | tuple)}
 
 
 def _when_cut(table: Table, prefix: str, model: nn.Module, last: tables.Numbers, rename: Rename) -> dict[str, tuple[str, str]]:
     """The modules that need another class once a group is cut, with the group and the class's name."""
     modules = dict(model.named_modules())
-    return {
-        name: (rename(tables.fill(entry["group"], numbers, last)), entry["class"])
-        for template, entry in table.when_cut.items()
-        for name, numbers in _instances(prefix, template, modules).items()
-    }
+    found = {}
+    for template, about in table.when_cut.items():
+        for name, numbers in _instances(prefix, template, modules).items():
+            if about["class"] not in {kind.__name__ for kind in type(modules[name]).__mro__}:
+                raise LabelError(f"`{name}` shall become a {about['class']} when it is cut, but its class derives from none.")
+            found[name] = rename(tables.fill(about["group"], numbers, last)), about["class"]
+    return found
 
 
 def _owner(template: str) -> tuple[str, str]:
@@ -293,14 +299,6 @@ def _owner(template: str) -> tuple[str, str]:
 
 def _instances(prefix: str, owner: str, modules: Mapping[str, nn.Module]) -> dict[str, tables.Numbers]:
     return tables.instances(prefix + owner if owner else prefix.rstrip("."), modules)
-
-
-def _stored(module: nn.Module, attribute: str) -> Any:
-    """What stands at a path of attributes; None where something on the way is missing."""
-    found: Any = module
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _kinds(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Kind]:

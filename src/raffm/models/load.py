@@ -27,8 +27,8 @@ def tiny(family: str, seed: int = 0, **changes: Any) -> nn.Module:
         return from_config(family, about["class"], {**about["config"], **changes})
 
 
-def from_config(family: str, name: str, content: dict[str, Any]) -> nn.Module:
-    """A random model of a class, by the class's name: our own, or one of transformers'."""
+def from_config(family: str, name: str, content: dict[str, Any], attention: str | None = None) -> nn.Module:
+    """A random model of a class, by the class's name: our own, or one of transformers'; `attention` is how it attends."""
     if family == "raffm_resnet":
         return _resnet(content).eval()
     import transformers
@@ -39,7 +39,10 @@ def from_config(family: str, name: str, content: dict[str, Any]) -> nn.Module:
         raise CheckpointError(
             f"the class {name!r} is neither ours nor a model of transformers'. Give a full model: `model=...`."
         )
-    return _built(kind, config_class.from_dict(content), content)
+    config = config_class.from_dict(content)
+    if attention is not None:
+        config._attn_implementation = attention
+    return _built(kind, config, content)
 
 
 def _built(kind: Any, config: Any, content: Mapping[str, Any]) -> nn.Module:
@@ -176,11 +179,18 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
         model = _from_file(path)
         model.load_state_dict(load_weights(model, path.parent))
         return model
+    if (path.parent / "raffm.json").is_file():
+        raise CheckpointError(f"{name!r} holds a submodel, and training begins with a full model. `load_submodel` reads it.")
     import transformers
 
     try:
-        loaded: nn.Module = getattr(transformers, _AUTO[kind]).from_pretrained(
-            name, num_labels=classes, ignore_mismatched_sizes=True, trust_remote_code=False, **changes
+        loaded, about = getattr(transformers, _AUTO[kind]).from_pretrained(
+            name,
+            num_labels=classes,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **changes,
         )
     except (OSError, ValueError) as error:
         raise CheckpointError(
@@ -188,7 +198,17 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
             f"folder or a name on the hub with a model for {kind}s: {str(error).splitlines()[0]} Without the hub, put its "
             f"files into {str(models_folder() / name)!r}."
         ) from None
-    return loaded.float().eval()
+    _refuse_mismatches(name, loaded, about["mismatched_keys"])
+    classifier: nn.Module = loaded.float().eval()
+    return classifier
+
+
+def _refuse_mismatches(name: str, model: Any, mismatched: Any) -> None:
+    """Only a head may have other shapes than the files: it is new."""
+    odd = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in mismatched)
+    inside = [key for key in odd if key.startswith(f"{model.base_model_prefix}.")]
+    if inside:
+        raise CheckpointError(f"the weights in {name!r} do not fit their config: `{inside[0]}` has another shape there.")
 
 
 def config_of_type(name: str) -> Any:

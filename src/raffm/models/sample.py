@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raffm.errors import LabelError
+from raffm.models.entries import entry
 from raffm.models.table import Table
 
 
@@ -24,7 +25,8 @@ def sample_inputs(
 
     An entry of the table is a list of axes after the batch: a number, the name of a config value (`image_size`), with
     `= 224` where the config may lack it, or `tokens`. `tokens < vocab_size` stands for ids below that config value. There
-    are never more tokens than the model has positions. Inputs that the model's `forward` does not take are left out.
+    are never more tokens than the model has positions. Inputs that the model's `forward` does not take are left out;
+    pixels have the model's dtype.
     """
     if not table.inputs:
         raise LabelError(f"the table of {table.family!r} has no section [inputs], so the model cannot be run.")
@@ -33,7 +35,17 @@ def sample_inputs(
     taken = set(signature(model.forward).parameters)
     inputs = {name: axes for name, axes in table.inputs.items() if name in taken} or table.inputs
     drawn = {name: _drawn(axes, config, batch, tokens, generator) for name, axes in inputs.items()}
-    return {name: _ended(tensor, config).to(device) for name, tensor in drawn.items()}
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    made = {name: tensor.to(dtype) if tensor.is_floating_point() else _ended(tensor, config) for name, tensor in drawn.items()}
+    return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+def with_padding(model: nn.Module) -> nn.Module:
+    """A copy of a model, made to be tried: classifiers that write need some token for padding."""
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = 0
+    return model
 
 
 def _drawn(axes: list[str], config: Any, batch: int, tokens: int, generator: torch.Generator | None) -> Tensor:
@@ -47,7 +59,7 @@ def _drawn(axes: list[str], config: Any, batch: int, tokens: int, generator: tor
 def _ended(drawn: Tensor, config: Any) -> Tensor:
     """Ids that end with the config's end-of-text token and have it nowhere else: some heads look for it."""
     end = getattr(config, "eos_token_id", None)
-    if drawn.is_floating_point() or not isinstance(end, int) or end >= getattr(config, "vocab_size", 0):
+    if not isinstance(end, int) or end >= getattr(config, "vocab_size", 0):
         return drawn
     return torch.where(drawn == end, (end + 1) % 2, drawn).index_fill(1, torch.tensor([drawn.shape[1] - 1]), end)
 
@@ -59,18 +71,11 @@ def _length(axis: str, config: Any, tokens: int, place: int) -> int:
         return tokens
     if name.isdigit():
         return int(name)
-    found = _reached(config, name.split("."), int(default) if default else None)
+    found = entry(config, name)
+    if found is None and default:
+        found = int(default)
     if isinstance(found, list | tuple):
         found = found[place - 1]
     if not isinstance(found, int):
         raise LabelError(f"the inputs need the config value {name!r}, which the model's config does not have.")
     return found
-
-
-def _reached(config: Any, path: list[str], default: int | None) -> Any:
-    """What a path leads to in a config (`vision_config.image_size`); where a part of it is missing, it is passed over."""
-    for part in path:
-        if part == path[-1]:
-            return getattr(config, part, default)
-        config = getattr(config, part, config)
-    return default

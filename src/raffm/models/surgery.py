@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from raffm.algebra.axis import names, value
-from raffm.algebra.blocks import depth_of, is_place, place_value
+from raffm.algebra.blocks import block_of, depth_of, is_place, place_value
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract
 from raffm.algebra.selection import Selection
@@ -28,6 +28,8 @@ class Record:
     version: int = 0
     config: tuple[tuple[str, Any], ...] = ()
     """What the full model's config says where the submodel's differs, by the path of the entry."""
+    origin: str = ""
+    """The layout of the full model, where this was cut from a submodel of it."""
 
 
 def submodel(model: nn.Module, layout: Layout, selection: Selection, version: int = 0) -> nn.Module:
@@ -65,7 +67,9 @@ def assembled(
     _refresh_attributes(module, layout, selection)
     _shorten_lists(module, layout, selection)
     _change_classes(module, layout, selection)
-    module.raffm = Record(layout.fingerprint, selection, version, _config_of(model, layout))  # type: ignore[assignment]
+    before = getattr(model, "raffm", None)
+    origin = before.fingerprint if isinstance(before, Record) and not before.selection.is_everything else ""
+    module.raffm = Record(layout.fingerprint, selection, version, _config_of(model, layout), origin)  # type: ignore[assignment]
     return module
 
 
@@ -149,7 +153,7 @@ def _change_classes(module: nn.Module, layout: Layout, selection: Selection) -> 
     for name, (group, wanted) in layout.when_cut_in(selection).items():
         if group in selection.kept:
             child = module.get_submodule(layout.name_in(selection, name))
-            child.__class__ = next((kind for kind in type(child).__mro__ if kind.__name__ == wanted), type(child))
+            child.__class__ = next(kind for kind in type(child).__mro__ if kind.__name__ == wanted)
 
 
 def _config_of(model: nn.Module, layout: Layout) -> tuple[tuple[str, Any], ...]:
@@ -163,8 +167,9 @@ def _config_of(model: nn.Module, layout: Layout) -> tuple[tuple[str, Any], ...]:
 
 
 def _place(name: str, layout: Layout, group: str) -> int:
-    path = layout.groups[depth_of(group)].path
-    return place_value(group, int(name[len(f"{path}.") :].split(".", maxsplit=1)[0]))
+    place, _ = block_of(name, str(layout.groups[depth_of(group)].path))
+    assert place is not None
+    return place_value(group, place)
 
 
 def _linear(module: Any) -> None:

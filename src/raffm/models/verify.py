@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from raffm.algebra.move import gather, permute
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.models.label import layout_of, named_tensors, output_labels, table_of
-from raffm.models.sample import sample_inputs
+from raffm.models.sample import sample_inputs, with_padding
 from raffm.models.surgery import submodel
 from raffm.models.table import Table
 
@@ -82,13 +83,12 @@ class _Trial:
 
     def __init__(self, model: nn.Module, table: Table, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.model = copy.deepcopy(model).to("cpu", torch.float64).eval()
+        self.model = with_padding(copy.deepcopy(model).to("cpu", torch.float64).eval())
         self.layout = layout_of(self.model, table)
         self.tensors, _ = named_tensors(self.model)
         for tensor in self.tensors.values():
             _perturb(tensor, self.generator)
-        inputs = sample_inputs(self.model, table, generator=self.generator)
-        self.inputs = {name: given.double() if given.is_floating_point() else given for name, given in inputs.items()}
+        self.inputs = sample_inputs(self.model, table, generator=self.generator)
         self.axes = output_labels(self.model, table)
         self.outputs = self.run(self.model)
 
@@ -225,9 +225,14 @@ def _axis_chosen(trial: _Trial, output: Tensor, labelled: tuple[int, Expression]
 
 
 def largest_change(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """The largest change of any output, relative to its scale."""
-    changes = [float((before[name] - after[name]).abs().max() / before[name].abs().max()) for name in before]
-    return max(changes)
+    """The largest change of any output, relative to its scale; infinite where a number is not."""
+    changes = [_relative(before[name], after[name]) for name in before]
+    return max(change if isfinite(change) else inf for change in changes)
+
+
+def _relative(before: Tensor, after: Tensor) -> float:
+    gap, scale = float((before - after).abs().max()), float(before.abs().max())
+    return 0.0 if gap == scale == 0 else gap / scale if scale else inf
 
 
 @contextmanager

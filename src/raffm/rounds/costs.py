@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from raffm.algebra.mask import Mask
@@ -16,7 +15,7 @@ from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
 from raffm.data.task import Batch, Task
 from raffm.devices.fleet import Tier
-from raffm.devices.probe import countable
+from raffm.devices.probe import LOOKED, countable, taken_apart
 from raffm.methods.method import Held, Share
 from raffm.models.surgery import skeleton
 from raffm.rounds.plan import Plan
@@ -99,17 +98,17 @@ class Costs:
         batch = plan.task.batch(plan.data.dataset.test, torch.tensor([_typical(plan.data.dataset.test)]))
         try:
             return _flops(plan.task, module, batch, "meta")
-        except (RuntimeError, NotImplementedError):  # a model that looks at the values of its inputs: T5 finds its last token
+        except LOOKED:
             return _flops(plan.task, module.to_empty(device="cpu"), batch, "cpu")
 
 
 def _flops(task: Task, module: nn.Module, batch: Batch, device: str) -> int:
-    """The FLOPs of a forward pass; attention is taken apart, since a counter on the CPU cannot look into it.
+    """The FLOPs of a forward pass.
 
     One text alone has nothing to mask, and the values of its mask would be read.
     """
     inputs = {name: tensor.to(device) for name, tensor in batch.inputs.items() if name != "attention_mask"}
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), taken_apart(), FlopCounterMode(display=False) as counter:
         task.forward(module, Batch(inputs, batch.labels.to(device)))
     return int(counter.get_total_flops())
 

@@ -17,6 +17,11 @@ class Mutant:
     equivalent: str = ""
     """Why no behaviour can tell this table from the right one; empty where it can."""
 
+    @property
+    def suspects(self) -> set[str]:
+        """The groups that the mistake speaks of: where it will show first."""
+        return {re.sub(r"\{\w+\}", "*", word) for word in _names(self.what.partition(": ")[2])}
+
 
 def mutants(model: nn.Module, family: str) -> Iterator[Mutant]:
     """Swapped groups, transposed products, turned maps; dropped fibres, ties, stacks and classes."""

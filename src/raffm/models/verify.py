@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -67,15 +67,19 @@ def verify(model: nn.Module, table: Table | str | Path | None = None, tolerance:
 
 
 def verified_rows(
-    model: nn.Module, table: Table | str | Path | None = None, tolerance: float = 1e-4, seed: int = 0
+    model: nn.Module,
+    table: Table | str | Path | None = None,
+    tolerance: float = 1e-4,
+    seed: int = 0,
+    first: Container[str] = (),
 ) -> Iterator[Row]:
-    """The rows of `verify`, each as soon as it is found."""
+    """The rows of `verify`, each as soon as it is found; those of the patterns in `first` before the others."""
     trial = _Trial(model, table_of(model, table), seed)
     patterns: dict[str, list[str]] = {}
     for name in trial.layout.free:
         patterns.setdefault(re.sub(r"\.\d+(?=\.)", ".*", name), []).append(name)
-    for pattern, groups in patterns.items():
-        yield _row(trial, pattern, groups, tolerance)
+    for pattern in sorted(patterns, key=lambda pattern: pattern not in first):
+        yield _row(trial, pattern, patterns[pattern], tolerance)
 
 
 class _Trial:

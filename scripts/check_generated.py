@@ -9,6 +9,7 @@ import json
 import re
 import sys
 import tomllib
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -55,12 +56,20 @@ def verified(family: str) -> Verification:
 
 
 def families_table() -> str:
-    """What can be cut in every family, as `verify` finds it on a tiny model, and which methods it serves."""
-    lines = [f"| family | cut exactly | approximately | {' | '.join(METHODS)} |", "|---|---|---|" + "---|" * len(METHODS)]
+    """What can be cut in every family, as `verify` finds it on a tiny model."""
+    lines = ["| family | cut exactly | approximately |", "|---|---|---|"]
     for family in tables.families():
         groups = [_kinds(family, verdict) for verdict in ("exact", "approximate")]
+        lines.append(f"| {' | '.join([tables.shipped(family).title, *groups])} |")
+    return "\n".join(lines)
+
+
+def methods_table() -> str:
+    """Which methods serve which family."""
+    lines = [f"| family | {' | '.join(METHODS)} |", "|---|" + "---|" * len(METHODS)]
+    for family in tables.families():
         served = [_served(tiny(family), method) for method in METHODS]
-        lines.append(f"| {' | '.join([tables.shipped(family).title, *groups, *served])} |")
+        lines.append(f"| {' | '.join([tables.shipped(family).title, *served])} |")
     return "\n".join(lines)
 
 
@@ -74,7 +83,8 @@ def _served(model: nn.Module, method: str) -> str:
     """Whether a method gives devices of two sizes something to train and to serve, also without a label mask."""
     if _is_served(model, method):
         return "yes"
-    return "no mask" if method in ("heterofl", "fedrolex") and _is_served(model, method, masked_loss=False) else ""
+    has_mask = any(switch.name == "masked_loss" for switch in fields(METHODS[method]))
+    return "no mask" if has_mask and _is_served(model, method, masked_loss=False) else ""
 
 
 def _is_served(model: nn.Module, method: str, **switches: object) -> bool:
@@ -165,6 +175,7 @@ def versions() -> dict[str, str]:
 GENERATED = {
     "families": ("README.md", families_table),
     "groups": ("docs/families.md", families_page),
+    "methods": ("docs/families.md", methods_table),
     "benchmarks": ("docs/benchmarks.md", benchmarks_table),
     "others": ("docs/benchmarks.md", others_table),
     "salience": ("docs/salience.md", salience_table),

@@ -167,7 +167,7 @@ def wrongly(tmp_path: Path, *words: object, **files: str) -> Ran:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--method=fedprox"], "there is no method 'fedprox'. The methods are: fedavg, fedrolex, fiarse, heterofl, raffm."),
+        (["--method=fedprox"], "there is no method 'fedprox'. The methods are: fedavg, fedavg-capable, "),
         (["--data=nowhere-at-all"], "nowhere-at-all"),
         (["--split=random"], "there is no split 'random'. There are: iid, "),
         (["--split=dirichlet"], "the split 'dirichlet' needs the parameter 'alpha'"),

@@ -15,7 +15,7 @@ from raffm.algebra.tally import Tally
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.data.task import ImageClassification, Task, TextClassification
 from raffm.devices.fleet import fleet_of
-from raffm.methods import method_of
+from raffm.methods import METHODS, method_of
 from raffm.methods.method import Held, Share
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
@@ -28,7 +28,7 @@ from raffm.rounds.workshop import Outcome, Workshop
 
 CLASSES = 5
 FAMILIES = ("raffm_resnet", "vit", "bert")
-NAMES = ("fedavg", "fedrolex", "fiarse", "heterofl", "raffm")
+NAMES = tuple(METHODS)
 
 
 def drawn(seed: int) -> torch.Generator:

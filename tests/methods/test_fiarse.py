@@ -126,7 +126,7 @@ def test_the_whole_model_has_no_mask_and_no_threshold(family: str) -> None:
 
 
 def factor(weight: Tensor, threshold: float) -> Tensor:
-    return factors([weight], threshold)[0]
+    return factors([weight], [threshold])[0]
 
 
 @settings(max_examples=40)

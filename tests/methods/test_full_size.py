@@ -37,5 +37,7 @@ def test_a_mixed_fleet_is_trained_served_and_scored(name: str, family: str) -> N
     results = run(plan)
     assert any(not torch.equal(before[name], tensor) for name, tensor in plan.server.tensors.items())
     assert not any(entry.refused for entry in results.rounds)
-    names = {"fedavg": ["1"], "fedrolex": ["1", "1/4 prefix", "1/4 windows"]}.get(name, ["1", "1/4"])
+    windows = ["1", "1/4 prefix", "1/4 windows"]
+    special = {"fedavg": ["1"], "fedavg-capable": ["1"], "fedrolex": windows, "federated-dropout": windows}
+    names = special.get(name, ["1", "1/4"])
     assert list(results.evaluations[-1].sizes) == [size.name for size in results.sizes] == names

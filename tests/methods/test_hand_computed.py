@@ -272,3 +272,110 @@ def test_two_rounds_of_fiarse() -> None:
         assert np.asarray(found) == pytest.approx(np.asarray(hand), abs=1e-6)
     # What nobody held is exactly as it was.
     assert second[1][1:] == [low, low, low]
+
+
+def test_two_rounds_of_fedavg_capable() -> None:
+    """Client 1 cannot hold the model and sits out: client 0 alone moves it, with x = 1 of class 0."""
+    model = Chain(ONES, [ONES] * 4, [[4.0] * 4, ONES])
+    (first, second), results = rounds(plan_of(model, "fedavg-capable", (1.0, 1 / 4)))
+    # h 4, dv[0] 4, du 4*1*1 = 4, dw 4*4*1*1 = 16
+    # w 1 - 16/16        u 1 - 4/16        v[0] 4 - 4/16        class 1 nobody
+    assert first == ([0.0] * 4, [[0.75] * 4] * 4, [[3.75] * 4, ONES])
+    assert [entry.clients for entry in results.rounds] == [(0,), (0,)]
+    # w is 0, so h, dv and du are 0; dw 4*3.75*0.75 = 11.25, w 0 - 11.25/16
+    assert second == ([-0.703125] * 4, [[0.75] * 4] * 4, [[3.75] * 4, ONES])
+
+
+def test_two_rounds_of_smallest_for_all() -> None:
+    """Both train the model of 1/16, index 0 alone, without scaler and label mask; all other elements are nobody's."""
+    model = Chain(ONES, [ONES] * 4, [[4.0] * 4, ONES])
+    (first, second), results = rounds(plan_of(model, "smallest-for-all", (1 / 16, 1 / 4)))
+    # Client 1 (x 2, class 1): h 2, dv 2, du 1*1*2 = 2, dw 2.   Client 0 (x 1, class 0): h 1, dv 1, du 4, dw 4.
+    # w and u 1 - (3*2 + 4)/64 = 0.84375       v[0, 0] 4 - 1/64       v[1, 0] 1 - 3*2/64
+    rest = [ONES, ONES, ONES]
+    assert first == ([0.84375, *ONES[1:]], [[0.84375, *ONES[1:]], *rest], [[3.984375, 4, 4, 4], [0.90625, *ONES[1:]]])
+    assert results.rounds[0].loss == 3  # 1*2 and 4*1
+    # Client 1: h 0.84375^2*2 = 1.423828125, du and dw 0.90625*0.84375*2 = 1.529296875
+    # Client 0: h 0.7119140625, du and dw 3.984375*0.84375 = 3.36181640625
+    # w and u 0.84375 - (3*1.529296875 + 3.36181640625)/64
+    # v[0, 0] 3.984375 - 0.7119140625/64       v[1, 0] 0.90625 - 3*1.423828125/64
+    moved = 0.71953582763671875
+    assert second == (
+        [moved, *ONES[1:]],
+        [[moved, *ONES[1:]], *rest],
+        [[3.9732513427734375, 4, 4, 4], [0.839508056640625, *ONES[1:]]],
+    )
+
+
+def test_two_rounds_of_federated_dropout() -> None:
+    """With HeteroFL's scaler, x / ratio is 4 for both clients. The seed deals these indices of a and b to them."""
+    model = Chain(ONES, [ONES] * 4, [[4.0] * 4, ONES])
+    plan = plan_of(model, "federated-dropout", (1 / 16, 1 / 4))
+    drawn = [
+        [{group: kept.tolist() for group, kept in order.share.selection.kept.items()} for order in plan.orders(round, (0, 1))]
+        for round in range(2)
+    ]
+    assert drawn == [
+        [{"a": [2], "b": [3]}, {"a": [1, 3], "b": [2, 3]}],
+        [{"a": [1], "b": [1]}, {"a": [0, 1], "b": [0, 2]}],
+    ]
+    (first, second), results = rounds(plan)
+    # Client 1: h 2*4 = 8, dv 8, du 4, dw 2*4 = 8.   Client 0: h 4, dv 4, du 4*4 = 16, dw 16.   No element is both's.
+    assert first == (
+        [1.0, 0.5, 0.0, 0.5],
+        [ONES, ONES, [1.0, 0.75, 1.0, 0.75], [1.0, 0.75, 0.0, 0.75]],
+        [[4.0, 4.0, 4.0, 3.75], [1.0, 1.0, 0.5, 0.5]],
+    )
+    assert results.rounds[0].loss == 16
+    # Client 1: h[0] (1*1 + 1*0.5)*4 = 6, h[2] (1*1 + 0.75*0.5)*4 = 5.5; du[0] 1*w*4: 4, 2; du[2] 0.5*w*4: 2, 1
+    #   dw[0] (1*1 + 0.5*1)*4 = 6, dw[1] (1*1 + 0.5*0.75)*4 = 5.5
+    # Client 0: h[1] 1*0.5*4 = 2, du[1, 1] 4*0.5*4 = 8, dw[1] 4*1*4 = 16
+    assert second == (
+        # 1 - 6/16; both: 0.5 - (3*5.5 + 16)/64
+        [0.625, -0.0078125, 0.0, 0.5],
+        [[0.75, 0.875, 1.0, 1.0], [1.0, 0.5, 1.0, 1.0], [0.875, 0.6875, 1.0, 0.75], [1.0, 0.75, 0.0, 0.75]],
+        # 4 - 2/16; 1 - 6/16, 0.5 - 5.5/16
+        [[4.0, 3.875, 4.0, 3.75], [0.625, 1.0, 0.15625, 0.5]],
+    )
+
+
+def test_two_rounds_of_pruning_greedy() -> None:
+    """FIARSE's masks of the test above with the factor 1."""
+    low = [0.25] * 4
+    model = Chain(
+        [3.0, 1.0, 0.25, 0.25], [[3.0, 1.0, 0.25, 0.25], low, low, low], [[3.0, 0.25, 0.25, 0.25], [1.0, 0.25, 0.25, 0.25]]
+    )
+    (first, second), _ = rounds(plan_of(model, "pruning-greedy", (0.1, 0.2), lr=1 / 64))
+    # Client 1: h[0] (9 + 1)*2 = 20, dv[1, 0] 20, du[0] 1*w*2: 6, 2, dw 6, 2.   Client 0: all derivatives are 9.
+    p, q, r, s = 2.89453125, 0.96875, 2.96484375, 0.6875  # 3 - (3*6 + 9)/256, 1 - 2/64, 3 - 9/256, 1 - 20/64
+    assert first == ([p, q, 0.25, 0.25], [[p, q, 0.25, 0.25], low, low, low], [[r, 0.25, 0.25, 0.25], [s, 0.25, 0.25, 0.25]])
+    # Round 2, the same elements. Client 1: h[0] (p p + q q)*2 = 18.633575439453125, du[0] s w 2: 3.97998046875, 1.33203125.
+    # Client 0: h[0] p p = 8.3783111572265625, du[0, 0] and dw[0] r p = 8.5818328857421875
+    assert second[0][:2] == pytest.approx([2.8143680691719055, 0.947937011718750], abs=1e-7)
+    assert second[1][0][:2] == pytest.approx(second[0][:2], abs=1e-7)
+    assert second[2][0][0] == pytest.approx(2.9321159720420837, abs=1e-7)
+    assert second[2][1][0] == pytest.approx(0.3963503837585449, abs=1e-7)
+    assert second[0][2:] == [0.25, 0.25]
+
+
+def test_the_first_round_of_fiarse_by_layer() -> None:
+    """A threshold for each of w (4), u (16) and v (8): client 1 (1/2) keeps 2, 8 and 4 of them, client 0 (1/4) 1, 4 and 2."""
+    model = Chain(
+        [4.0, 2.0, 0.5, 0.5],
+        [[4.0, 2.0, 0.5, 0.5], [2.0, 2.0, 0.5, 0.5], [1.0, 1.0, 0.5, 0.5], [1.0, 1.0, 0.5, 0.5]],
+        [[4.0, 2.0, 0.5, 0.5], [2.0, 1.0, 0.5, 0.5]],
+    )
+    (first, _), _ = rounds(plan_of(model, "fiarse", (1 / 4, 1 / 2), lr=1 / 64, scope="layer"))
+    # Client 1: thresholds 2, 1, 1. It sees w 4, 2; the columns 0 and 1 of u; v[:, :2]. h (16 + 4, 8 + 4, 4 + 2, 4 + 2)*2.
+    #   dv[1, :2] 40, 24, factors at 2 and 1 times the threshold 1 + 4/9 and 1.5; du[b, a] v[1, b] w[a] 2 for b < 2:
+    #   16, 8; 8, 4, factors at 4, 2, 2, 2 times: 1.32, 1 + 4/9, ...; dw[a] (2 u[0, a] + u[1, a]) 2: 20, 12, times 1 + 4/9, 1.5
+    # Client 0: thresholds 4, 2, 2. It sees w 4; u 4, 2; 2, 2; v[0, 0], and of the equal 2s the first, v[0, 1].
+    #   h[0] 16, h[1] 8: dv[0, :2] 16, 8 times 1 + 4/9 and 1.5; du[0, 0] 4*4 = 16 times 1 + 4/9, du[1, 0] 2*4 = 8 times 1.5;
+    #   u[0, 1] and u[1, 1] read w[1], which it does not hold: 0; dw[0] 4*4 + 2*2 = 20 times 1.5
+    third = 13 / 9  # 1 + 4/9
+    assert first[0] == pytest.approx([4 - (3 * 20 * third + 20 * 1.5) / 256, 2 - 12 * 1.5 / 64, 0.5, 0.5], abs=1e-6)
+    assert first[1][0] == pytest.approx([4 - (3 * 16 * 1.32 + 16 * third) / 256, 2 - 3 * 8 * third / 256, 0.5, 0.5], abs=1e-6)
+    assert first[1][1] == pytest.approx([2 - (3 * 8 * third + 8 * 1.5) / 256, 2 - 3 * 4 * third / 256, 0.5, 0.5], abs=1e-6)
+    assert first[1][2:] == [[1.0, 1.0, 0.5, 0.5]] * 2  # v[1, 2] and v[1, 3] are masked, so their rows get no gradient
+    assert first[2][0] == pytest.approx([4 - 16 * third / 256, 2 - 8 * 1.5 / 256, 0.5, 0.5], abs=1e-6)
+    assert first[2][1] == pytest.approx([2 - 40 * third / 64, 1 - 24 * 1.5 / 64, 0.5, 0.5], abs=1e-6)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def train(
     run: Annotated[Path | None, typer.Argument(help="A TOML file with the settings of the run; flags win over it.")] = None,
-    method: Annotated[str | None, typer.Option(help="fedavg, heterofl, fedrolex, raffm or fiarse.")] = None,
+    method: Annotated[str | None, typer.Option(help="raffm, fiarse, heterofl, ...: see docs/methods. [raffm]")] = None,
     model: Annotated[
         str | None,
         typer.Option(

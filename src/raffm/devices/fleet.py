@@ -65,6 +65,11 @@ class Fleet:
         """The different sizes, largest first."""
         return tuple(sorted({tier.size for tier in self.tiers}, reverse=True))
 
+    @property
+    def present(self) -> tuple[float, ...]:
+        """The different sizes that clients have, largest first."""
+        return tuple(sorted({tier.size for tier in self.tiers if tier.share}, reverse=True))
+
     def tiers_of(self, clients: int, seed: int, round: int = 0) -> Tensor:
         """The tier of every client, by its place in `tiers`: dealt in exact shares, in a random order.
 

@@ -8,13 +8,28 @@ from typing import Any
 
 from raffm.errors import RunError
 from raffm.methods.fedavg import FedAvg
+from raffm.methods.fedavg_capable import FedAvgCapable
+from raffm.methods.federated_dropout import FederatedDropout
 from raffm.methods.fedrolex import FedRolex
 from raffm.methods.fiarse import Fiarse
 from raffm.methods.heterofl import HeteroFL
 from raffm.methods.method import Method
+from raffm.methods.pruning_greedy import PruningGreedy
 from raffm.methods.raffm import RaFFM
+from raffm.methods.smallest_for_all import SmallestForAll
 
-METHODS: Mapping[str, type[Any]] = {kind.name: kind for kind in (FedAvg, FedRolex, Fiarse, HeteroFL, RaFFM)}
+KINDS = (
+    FedAvg,
+    FedAvgCapable,
+    FederatedDropout,
+    FedRolex,
+    Fiarse,
+    HeteroFL,
+    PruningGreedy,
+    RaFFM,
+    SmallestForAll,
+)
+METHODS: Mapping[str, type[Any]] = {kind.name: kind for kind in KINDS}
 
 
 def method_of(name: str, **switches: Any) -> Method:

@@ -49,13 +49,8 @@ class FedRolex:
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The round's window of every width; windows of one round are nested by size."""
-        shares = {size: self._window(server, round, size) for size in {device.size for device in devices}}
+        shares = {size: window(server, round, size) for size in {device.size for device in devices}}
         return [shares[device.size] for device in devices]
-
-    def _window(self, server: Labelled, begin: int, size: float) -> Share:
-        ratio = ratio_of(size)
-        ranking = rolled(server.layout, begin)
-        return Share(ranking.cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
 
     def held(self, server: Labelled, share: Share) -> Held:
         """The selected indices."""
@@ -71,13 +66,21 @@ class FedRolex:
 
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The prefix, and the mean over windows: no window was trained more than another."""
-        return [self._ways(server, device) for device in devices]
+        return [served_windows(server, device.size, self.windows) for device in devices]
 
-    def _ways(self, server: Labelled, device: Device) -> list[Served]:
-        longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
-        begins = [place * longest // self.windows for place in range(self.windows)]
-        windows = tuple(self._window(server, begin, device.size) for begin in begins)
-        return [Served(windows[:1])] if device.size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
+
+def window(server: Labelled, begin: int, size: float) -> Share:
+    """The window of every width that begins at an index, sqrt(size) of it wide."""
+    ratio = ratio_of(size)
+    return Share(rolled(server.layout, begin).cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
+
+
+def served_windows(server: Labelled, size: float, count: int) -> list[Served]:
+    """The prefix, and windows that begin at evenly spaced indices; at size 1 they are all the same."""
+    longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
+    begins = [place * longest // count for place in range(count)]
+    windows = tuple(window(server, begin, size) for begin in begins)
+    return [Served(windows[:1])] if size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
 
 
 def rolled(layout: Layout, begin: int) -> Ranking:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from raffm.algebra.layout import Layout
@@ -23,34 +24,51 @@ from raffm.errors import RunError
 from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
 from raffm.models.labelled import Labelled
 
+Scope = Literal["global", "part", "block", "layer"]
+"""What shares a threshold: everything; a stack of blocks (a stage) or a module outside of them; a block; a map."""
+
 
 @dataclass(frozen=True)
 class Fiarse:
-    """Unstructured submodels: the largest weights of the whole model, by one threshold.
+    """Unstructured submodels: the largest weights, by one threshold for everything or for each part of the model.
 
     The module stays dense: bytes shrink, work and memory do not. Norms are always held. At size 1 nothing is masked.
+    `scope` says what shares a threshold, `gradient` whether that of a kept weight is "importance"-aware or "plain".
     """
 
     name: ClassVar[str] = "fiarse"
+    scope: Scope = "global"
+    gradient: Literal["importance", "plain"] = "importance"
 
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
-        """It needs weights to mask."""
+        """It needs weights to mask, and known switches."""
+        if self.scope not in get_args(Scope):
+            raise RunError(f"{self.name} has thresholds by {', '.join(get_args(Scope))}, not by {self.scope!r}.")
+        if self.gradient not in ("importance", "plain"):
+            raise RunError(f"{self.name} trains by the importance or the plain gradient, not by {self.gradient!r}.")
         if not maskable(server.layout):
-            raise RunError(f"fiarse masks weights of linear maps, but {type(server.model).__name__} has none.")
+            raise RunError(f"{self.name} masks weights of linear maps, but {type(server.model).__name__} has none.")
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
-        """The threshold of every device's size."""
-        shares = thresholds(server, sorted({device.size for device in devices}))
+        """The thresholds of every device's size."""
+        shares = thresholds(server, sorted({device.size for device in devices}), self.scope)
         return [shares[device.size] for device in devices]
 
     def held(self, server: Labelled, share: Share) -> Held:
-        """The elements above the threshold, and of those at it the first ones."""
-        return mask_of(server, share) if share.numbers else Selection()
+        """The elements above their threshold, and of those at it the first ones."""
+        return mask_of(server, share, self.scope) if share.numbers else Selection()
 
     def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
-        """With the threshold-controlled gradient; what falls below the threshold leaves until the round ends."""
+        """With the threshold-controlled gradient; what falls below its threshold leaves until the round ends."""
         loss = plain_loss(client.task)
-        return _learn_masked(loss, held.kept, share.numbers["threshold"]) if isinstance(held, Mask) else Learn(loss)
+        if not isinstance(held, Mask):
+            return Learn(loss)
+        limits = {
+            name: share.numbers[_key("threshold", place)]
+            for place, names in enumerate(scopes(server.layout, self.scope))
+            for name in names
+        }
+        return _learn_masked(loss, held.kept, limits, self.gradient == "importance")
 
     def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
         """The counted mean over the masks that were sent, whatever moved."""
@@ -71,52 +89,87 @@ def maskable(layout: Layout) -> tuple[str, ...]:
     return tuple(name for name in names if is_map(name) or (name.endswith(".bias") and is_map(f"{name[:-5]}.weight")))
 
 
+def scopes(layout: Layout, scope: Scope) -> list[tuple[str, ...]]:
+    """The maskable tensors, those together that share a threshold."""
+
+    def key(name: str) -> object:
+        module, guard = name.rpartition(".")[0], layout.labels[name].guard
+        if scope == "global":
+            return None
+        if scope == "layer" or guard is None:
+            return module
+        return guard[0] if scope == "part" else guard
+
+    found: dict[object, list[str]] = {}
+    for name in maskable(layout):
+        found.setdefault(key(name), []).append(name)
+    return [tuple(names) for names in found.values()]
+
+
 def kept_count(size: float, count: int) -> int:
     """How many of `count` elements a size keeps."""
     return min(count, max(1, round(size * count)))
 
 
 @torch.no_grad()
-def thresholds(server: Labelled, sizes: Sequence[float]) -> dict[float, Share]:
-    """For every size the magnitude of the smallest kept element, and the last place at which an equal one is kept.
+def thresholds(server: Labelled, sizes: Sequence[float], scope: Scope = "global") -> dict[float, Share]:
+    """For every size and scope the magnitude of the smallest kept element, and the last place at which an equal one is kept.
 
     One partial sort serves all sizes. Of equal magnitudes the first in the layout's order are kept, so a size keeps
     exactly its number of elements, and smaller sizes are contained in larger ones.
     """
-    shares = {size: Share() for size in sizes}
     cut = [size for size in sizes if size < 1]
-    if not cut:
-        return shares
-    flat = torch.cat([server.tensors[name].detach().abs().flatten() for name in maskable(server.layout)]).float().cpu().numpy()
-    kept = {size: kept_count(size, len(flat)) for size in cut}
+    numbers: dict[float, dict[str, float]] = {size: {} for size in sizes}
+    for place, names in enumerate(scopes(server.layout, scope) if cut else []):
+        flat = torch.cat([server.tensors[name].detach().abs().flatten() for name in names]).float().cpu().numpy()
+        for size, (threshold, last) in _cut_points(flat, cut).items():
+            numbers[size].update({_key("threshold", place): threshold, _key("last", place): last})
+    return {size: Share(Selection(), found) for size, found in numbers.items()}
+
+
+def _cut_points(flat: NDArray[np.float32], sizes: Sequence[float]) -> dict[float, tuple[float, int]]:
+    kept = {size: kept_count(size, len(flat)) for size in sizes}
     ordered = np.partition(flat, [len(flat) - count for count in kept.values()])
+    found = {}
     for size, count in kept.items():
         threshold = ordered[len(flat) - count]
         missing = count - int((flat > threshold).sum())
-        last = int(np.flatnonzero(flat == threshold)[missing - 1])
-        shares[size] = Share(Selection(), {"threshold": float(threshold), "last": last})
-    return shares
+        found[size] = float(threshold), int(np.flatnonzero(flat == threshold)[missing - 1])
+    return found
+
+
+def _key(what: str, place: int) -> str:
+    """The name of a scope's number: the first, often the only one, needs none of its own."""
+    return f"{what} {place}" if place else what
 
 
 @torch.no_grad()
-def mask_of(server: Labelled, share: Share) -> Mask:
-    """The mask that a threshold stands for in the server's current model."""
-    threshold, last = share.numbers["threshold"], int(share.numbers["last"])
+def mask_of(server: Labelled, share: Share, scope: Scope = "global") -> Mask:
+    """The mask that thresholds stand for in the server's current model."""
+    kept: dict[str, Tensor] = {}
+    for place, names in enumerate(scopes(server.layout, scope)):
+        kept.update(_masks(server, names, share.numbers[_key("threshold", place)], int(share.numbers[_key("last", place)])))
+    return Mask({name: kept[name] for name in maskable(server.layout)})
+
+
+def _masks(server: Labelled, names: Sequence[str], threshold: float, last: int) -> dict[str, Tensor]:
     kept, begin = {}, 0
-    for name in maskable(server.layout):
+    for name in names:
         magnitude = server.tensors[name].detach().abs()
         kept[name] = magnitude > threshold if last < begin else magnitude >= threshold
         if begin <= last < begin + magnitude.numel():
             beyond = kept[name].view(-1)[last - begin + 1 :]
             beyond &= magnitude.view(-1)[last - begin + 1 :] > threshold
         begin += magnitude.numel()
-    return Mask(kept)
+    return kept
 
 
 # -- training ------------------------------------------------------------------------------------------------------
 
 
-def _learn_masked(loss: Callable[[nn.Module, Batch], Tensor], kept: Mapping[str, Tensor], threshold: float) -> Learn:
+def _learn_masked(
+    loss: Callable[[nn.Module, Batch], Tensor], kept: Mapping[str, Tensor], limits: Mapping[str, float], is_aware: bool
+) -> Learn:
     """Parameters outside the active set are 0 in the module. One that leaves is parked, and comes back at the end.
 
     Lists of tensors, moved by one call each: there are many small ones.
@@ -124,6 +177,7 @@ def _learn_masked(loss: Callable[[nn.Module, Batch], Tensor], kept: Mapping[str,
     weights: list[Tensor] = []
     active: list[Tensor] = []
     parked: list[Tensor] = []
+    bounds: list[float] = []
 
     @torch.no_grad()
     def prepare(module: nn.Module) -> None:
@@ -132,21 +186,25 @@ def _learn_masked(loss: Callable[[nn.Module, Batch], Tensor], kept: Mapping[str,
                 weights.append(parameter)
                 active.append(kept[name].to(parameter))
                 parked.append(torch.zeros_like(parameter))
+                bounds.append(limits[name])
         torch._foreach_mul_(weights, active)
 
     @torch.no_grad()
     def after_backward(module: nn.Module) -> None:
-        trained = [(weight, weight.grad, mask) for weight, mask in zip(weights, active, strict=True) if weight.grad is not None]
-        gradients = [gradient for _, gradient, _ in trained]
-        torch._foreach_mul_(gradients, factors([weight for weight, _, _ in trained], threshold))
-        torch._foreach_mul_(gradients, [mask for _, _, mask in trained])
+        lists = zip(weights, active, bounds, strict=True)
+        trained = [(weight, weight.grad, mask, bound) for weight, mask, bound in lists if weight.grad is not None]
+        gradients = [gradient for _, gradient, _, _ in trained]
+        if is_aware:
+            torch._foreach_mul_(gradients, factors([weight for weight, *_ in trained], [bound for *_, bound in trained]))
+        torch._foreach_mul_(gradients, [mask for _, _, mask, _ in trained])
 
     @torch.no_grad()
     def after_step(module: nn.Module) -> None:
         torch._foreach_mul_(weights, active)  # momentum moves what has left; its place in the module is 0
-        if threshold > 0:
-            for mask, magnitude in zip(active, torch._foreach_abs(weights), strict=True):
-                torch.ge(magnitude, threshold, out=mask)
+        if any(bounds):
+            for mask, magnitude, bound in zip(active, torch._foreach_abs(weights), bounds, strict=True):
+                if bound > 0:  # at 0 nothing can fall below
+                    torch.ge(magnitude, bound, out=mask)
             torch._foreach_add_(parked, weights)
             torch._foreach_mul_(weights, active)
             torch._foreach_sub_(parked, weights)
@@ -158,17 +216,20 @@ def _learn_masked(loss: Callable[[nn.Module, Batch], Tensor], kept: Mapping[str,
     return Learn(loss, prepare, after_backward, after_step, finish)
 
 
-def factors(weights: list[Tensor], threshold: float) -> tuple[Tensor, ...]:
-    """What the gradients of kept weights are multiplied by: 1.5 at the threshold, 1 far above it.
+SMALL = 1e-38
+"""What a square of magnitudes is at least, so that 0 / 0 is 0."""
+
+
+def factors(weights: list[Tensor], thresholds: Sequence[float]) -> tuple[Tensor, ...]:
+    """What the gradients of kept weights are multiplied by: 1.5 at their threshold, 1 far above it.
 
     The derivative of w * M(w), with (|w| - th) / (|w| + th) in the place of the step function M.
     """
     magnitudes = torch._foreach_abs(weights)
-    if threshold == 0:
-        return tuple(torch.ones_like(weight) for weight in weights)
-    below = torch._foreach_add(magnitudes, threshold)
+    below = torch._foreach_add(magnitudes, list(thresholds))
     torch._foreach_mul_(below, below)
-    torch._foreach_mul_(magnitudes, 2 * threshold)
+    torch._foreach_clamp_min_(below, SMALL)
+    torch._foreach_mul_(magnitudes, [2 * threshold for threshold in thresholds])
     torch._foreach_div_(magnitudes, below)
     torch._foreach_add_(magnitudes, 1)
     return tuple(magnitudes)

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from raffm.algebra.ranking import Ranking
 from raffm.algebra.tally import Tally
 from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update
 from raffm.methods.widths import (
     learn_widths,
     merge_by_class,
-    ratio_of,
+    prefix,
     refuse_widths,
-    width_sizes,
 )
 from raffm.models.labelled import Labelled
 
@@ -41,12 +39,8 @@ class HeteroFL:
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The prefix of every width, by the device's size."""
-        shares = {size: self._prefix(server, size) for size in {device.size for device in devices}}
+        shares = {size: prefix(server, size) for size in {device.size for device in devices}}
         return [shares[device.size] for device in devices]
-
-    def _prefix(self, server: Labelled, size: float) -> Share:
-        ratio = ratio_of(size)
-        return Share(Ranking().cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
 
     def held(self, server: Labelled, share: Share) -> Held:
         """The selected indices."""
@@ -62,4 +56,4 @@ class HeteroFL:
 
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The same prefix."""
-        return [[Served((self._prefix(server, device.size),))] for device in devices]
+        return [[Served((prefix(server, device.size),))] for device in devices]

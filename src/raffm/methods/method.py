@@ -1,9 +1,9 @@
 """What a method is: which part a client gets, how it trains, how updates join, which submodel a device is served.
 
-    choose    (server, round, devices)   a Share for every device of the round
+    choose    (server, round, devices)   a Share for every device of the round; None for one that sits it out
     learn     (server, share, client)    what happens in a client's steps; the backend owns the loop
     merge     (tally, server, update)    how one client's update is counted
-    serve     (server, round, device)    the submodels that a device receives afterwards
+    serve     (server, round, devices)   the submodels that devices receive afterwards
 
 A method is a frozen dataclass whose fields are its switches. It keeps no state: what it decides follows from the
 server's model, the round and the seed, so a run can be stopped and resumed anywhere.
@@ -38,6 +38,8 @@ class Device:
     """Its place among the clients of the round."""
     budget: Budget | None = None
     """Its limits, where the fleet states more than a size."""
+    fleet: tuple[float, ...] = (1.0,)
+    """The sizes that devices of the fleet have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +114,8 @@ class Method(Protocol):
         """Raise an error that says why where the method makes no sense for this model or these devices."""
         ...
 
-    def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
-        """A Share for every device of the round."""
+    def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> Sequence[Share | None]:
+        """A Share for every device of the round, None for one that sits it out."""
         ...
 
     def held(self, server: Labelled, share: Share) -> Held:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from raffm.algebra.axis import names
 from raffm.algebra.layout import Layout
+from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.data.task import Batch, Task
@@ -34,6 +35,12 @@ def width_groups(layout: Layout) -> tuple[str, ...]:
 def width_sizes(layout: Layout, ratio: float) -> dict[str, int]:
     """Every width, by one ratio; those that a count tie gives follow."""
     return {name: layout.groups[name].narrowed(ratio) for name in width_groups(layout) if name not in layout.followers}
+
+
+def prefix(server: Labelled, size: float) -> Share:
+    """The first sqrt(size) of every width."""
+    ratio = ratio_of(size)
+    return Share(Ranking().cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
 
 
 def refuse_widths(server: Labelled, method: str, scaler: bool, masked_loss: bool) -> None:

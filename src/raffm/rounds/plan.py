@@ -158,9 +158,9 @@ class Plan:
     @property
     def served(self) -> dict[str, Device]:
         """The devices that submodels are made for, by name, largest first: the whole, the fleet's, and those asked for."""
-        devices = {Tier(size).label: Device(-1, size) for size in (1.0, *self.evaluating.sizes)}
+        devices = {Tier(size).label: Device(-1, size, fleet=self.fleet.present) for size in (1.0, *self.evaluating.sizes)}
         for tier in self.fleet.tiers if not self.evaluating.sizes else ():
-            device = Device(-1, tier.size, 0, tier.budget)
+            device = Device(-1, tier.size, 0, tier.budget, self.fleet.present)
             is_taken = devices.get(tier.label, device) != device
             if tier.share:
                 devices[f"{tier.label} ({tier.size:g})" if is_taken else tier.label] = device
@@ -198,11 +198,12 @@ class Plan:
         """What every client of a round gets: the method's choice for its device."""
         tiers = [self.tier_of(client, round) for client in clients]
         devices = [
-            Device(client, tier.size, place, tier.budget)
+            Device(client, tier.size, place, tier.budget, self.fleet.present)
             for place, (client, tier) in enumerate(zip(clients, tiers, strict=True))
         ]
         shares = self.method.choose(self.server, round, devices, self.seed)
-        return [Order(client, round, share, self.weight(client)) for client, share in zip(clients, shares, strict=True)]
+        taken = [(client, share) for client, share in zip(clients, shares, strict=True) if share is not None]
+        return [Order(client, round, share, self.weight(client)) for client, share in taken]
 
     def tier_of(self, client: int, round: int) -> Tier:
         """A client's device in a round."""

@@ -379,3 +379,32 @@ def test_the_first_round_of_fiarse_by_layer() -> None:
     assert first[1][2:] == [[1.0, 1.0, 0.5, 0.5]] * 2  # v[1, 2] and v[1, 3] are masked, so their rows get no gradient
     assert first[2][0] == pytest.approx([4 - 16 * third / 256, 2 - 8 * 1.5 / 256, 0.5, 0.5], abs=1e-6)
     assert first[2][1] == pytest.approx([2 - 40 * third / 64, 1 - 24 * 1.5 / 64, 0.5, 0.5], abs=1e-6)
+
+
+def test_two_rounds_of_structured_fiarse() -> None:
+    """Client 1 holds the 2 most important indices of a and b, client 0 the most important one.
+
+    Index a counts |w[a]| and column a of u, index b row b of u and column b of v. With g the plain gradient, s the sum of
+    magnitudes on the server and th that of the least kept index, weights along an index get sign(w) 2 th / (s + th)^2 <g, w>
+    more, where <g, w> sums over the weights of the index that the client holds.
+    """
+    u = [[1.0, 0.5, 0.5, 0.5], [0.5, 2.0, 0.5, 1.0], [0.5, 1.0, 1.0, 2.0], [0.5, 0.5, 0.5, 0.5]]
+    model = Chain([1.0, 2.0, 0.5, 1.0], u, [[1.0, 2.0, 0.5, 0.5], [0.5, 1.0, 2.0, 0.5]])
+    (first, second), _ = rounds(plan_of(model, "fiarse-structured", (1 / 16, 1 / 4), lr=1 / 64))
+    # Importance of a: 3.5, 6, 3, 5; of b: 4, 7, 7, 3. Client 1 holds a 1, 3 and b 1, 2; client 0 holds a 1 and b 1.
+    # Client 0 (x 1, class 0): h 4, dv 4, du 4, dw 4; th = s: 2 th / (2 th)^2 is 1/12 for a and 1/14 for b.
+    #   <g, w> of a: 4*2 + 4*2 = 16, of b: 4*2 + 4*2 = 16; so dw 4 + 16/12, du 4 + 16/12 + 16/14, dv[0] 4 + 16/14, dv[1] 16/14
+    # Client 1 (x 2, class 1): h 10, 8; du 4, 2; 8, 4; dw 8, 10; slopes 10/121, 10/100 for a, 1/14 for both b.
+    #   <g, w> of a: 8*2 + 4*2 + 8*1 = 32, 10*1 + 2*1 + 4*2 = 20; of b: 4*2 + 2*1 + 10*1 = 20, 8*1 + 4*2 + 8*2 = 32
+    assert first[0] == pytest.approx([1.0, 1.8544249311294765, 0.5, 0.8125], abs=1e-6)
+    assert first[1][1] == pytest.approx([0.5, 1.8800945739866195, 0.5, 0.9151785714285714], abs=1e-6)
+    assert first[1][2] == pytest.approx([0.5, 0.7979634002361274, 1.0, 1.8705357142857144], abs=1e-6)
+    assert first[2][0] == pytest.approx([1.0, 1.9631696428571428, 0.4642857142857143, 0.5], abs=1e-6)
+    assert first[2][1] == pytest.approx([0.5, 0.8616071428571428, 1.8392857142857144, 0.5], abs=1e-6)
+    # Round 2 holds the same indices.
+    assert second[0] == pytest.approx([1.0, 1.7387595029232525, 0.5, 0.6569928245778742], abs=1e-6)
+    assert second[1][1] == pytest.approx([0.5, 1.7826025908054355, 0.5, 0.8527476197180359], abs=1e-6)
+    assert second[1][2] == pytest.approx([0.5, 0.6326702121332054, 1.0, 1.7738445121719448], abs=1e-6)
+    assert second[2][0] == pytest.approx([1.0, 1.9326099351642647, 0.4376468635746189, 0.5], abs=1e-6)
+    assert second[2][1] == pytest.approx([0.5, 0.7455241273903409, 1.7189101919688732, 0.5], abs=1e-6)
+    assert (first[1][0], first[1][3], second[1][0], second[1][3]) == (u[0], u[3], u[0], u[3])

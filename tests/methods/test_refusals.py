@@ -76,7 +76,8 @@ def test_a_method_that_there_is_not_is_refused_with_those_that_there_are() -> No
     with pytest.raises(RunError) as caught:
         method_of("fedprox")
     words_of(caught, "'fedprox'", *NAMES)
-    expected = "fedavg fedavg-capable federated-dropout fedrolex fiarse heterofl pruning-greedy raffm smallest-for-all"
+    expected = "fedavg fedavg-capable federated-dropout fedrolex fiarse fiarse-structured heterofl pruning-greedy raffm "
+    expected += "smallest-for-all"
     assert list(METHODS) == expected.split()
     assert [method_of(name).name for name in NAMES] == list(NAMES)
 

@@ -12,6 +12,7 @@ from raffm.methods.fedavg_capable import FedAvgCapable
 from raffm.methods.federated_dropout import FederatedDropout
 from raffm.methods.fedrolex import FedRolex
 from raffm.methods.fiarse import Fiarse
+from raffm.methods.fiarse_structured import FiarseStructured
 from raffm.methods.heterofl import HeteroFL
 from raffm.methods.method import Method
 from raffm.methods.pruning_greedy import PruningGreedy
@@ -24,6 +25,7 @@ KINDS = (
     FederatedDropout,
     FedRolex,
     Fiarse,
+    FiarseStructured,
     HeteroFL,
     PruningGreedy,
     RaFFM,

@@ -18,6 +18,7 @@ from torch import nn
 
 import raffm
 from raffm.algebra.layout import Layout
+from raffm.devices.profiles import FLEETS, PROFILES
 from raffm.errors import RaffmError
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Device
@@ -124,6 +125,21 @@ def _is_follower(layout: Layout, pattern: str) -> bool:
     return any(re.sub(r"\.\d+(?=\.)", ".*", name) == pattern for name in layout.followers)
 
 
+def devices_table() -> str:
+    """All figures of all devices with their sources, and who has which in the published fleets."""
+    lines = ["| device | figure | value | source |", "|---|---|---|---|"]
+    for name, profile in PROFILES.items():
+        for figure, entry in profile.figures().items():
+            lines.append(f"| {profile.title} (`{name}`) | {figure} | {entry.value:.3g}{UNITS[figure]} | {entry.source} |")
+    lines += ["", f"| fleet | {' | '.join(profile.title for profile in PROFILES.values())} |", "|---|" + "---|" * len(PROFILES)]
+    for fleet, shares in FLEETS.items():
+        lines.append(f"| `{fleet}` | {' | '.join(f'{shares[name]:g}' if name in shares else '' for name in PROFILES)} |")
+    return "\n".join(lines)
+
+
+UNITS = {"size": " of the model", "memory": " bytes", "peak": " FLOP/s", "bandwidth": " bytes/s", "power": " W"}
+
+
 def benchmarks_table() -> str:
     """The ratios of the last `make bench`."""
     results = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
@@ -176,6 +192,7 @@ GENERATED = {
     "families": ("README.md", families_table),
     "groups": ("docs/families.md", families_page),
     "methods": ("docs/families.md", methods_table),
+    "devices": ("docs/devices.md", devices_table),
     "benchmarks": ("docs/benchmarks.md", benchmarks_table),
     "others": ("docs/benchmarks.md", others_table),
     "salience": ("docs/salience.md", salience_table),

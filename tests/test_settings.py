@@ -230,3 +230,11 @@ def test_the_same_settings_make_the_same_plan_and_another_seed_another() -> None
     parts = [made.data.split.train.indices.tolist() for made in plans]
     assert weights[0] == weights[1] != weights[2]
     assert parts[0] == parts[1] != parts[2]
+
+
+def test_a_tier_may_be_a_device_that_is_known_by_name() -> None:
+    fleet = fleet_from(FleetSettings(tiers=({"device": "pi4", "share": 80}, {"device": "v100", "size": 0.5, "power": 200})))
+    assert [tier.name for tier in fleet.tiers] == ["Raspberry Pi 4", "Tesla V100"]
+    assert [(tier.size, tier.share, tier.power) for tier in fleet.tiers] == [(0.25, 80, 7.0), (0.5, 1, 200)]
+    with pytest.raises(RunError, match="there is no device 'pi'"):
+        fleet_from(FleetSettings(tiers=({"device": "pi"},)))

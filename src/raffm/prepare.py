@@ -13,7 +13,7 @@ from raffm.data.examples import Dataset, Examples, Federation
 from raffm.data.sources import Columns
 from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
 from raffm.devices.budget import Budget
-from raffm.devices.fleet import Fleet, Tier, fleet_of
+from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
 from raffm.federate import load_data
 from raffm.methods import METHODS, method_of
@@ -163,18 +163,20 @@ def fleet_from(settings: FleetSettings) -> Fleet:
 
 def _tier(entry: Mapping[str, Any]) -> Tier:
     limits = {key: value for key, value in entry.items() if key.startswith("max_")}
-    known = {field.name: field for field in fields(Tier)}
+    known = {**{field.name: field for field in fields(Tier)}, "device": None}
     for key in entry:
         if key not in limits:
             refuse_unknown(key, known, "a tier of the fleet")
-    if "size" not in entry:
-        raise RunError(f"a tier of the fleet needs a `size`: {dict(entry)!r}.")
+    if "size" not in entry and "device" not in entry:
+        raise RunError(f"a tier of the fleet needs a `size`, or a `device` that is known by name: {dict(entry)!r}.")
     for key in limits:
         refuse_unknown(key, {field.name: field for field in fields(Budget)}, "a tier of the fleet")
-    kinds = get_type_hints(Tier)
+    kinds = {**get_type_hints(Tier), "device": str}
     limits = {key: checked(value, int, f"fleet.{key}") for key, value in limits.items()}
     plain = {key: checked(value, kinds[key], f"fleet.{key}") for key, value in entry.items() if key not in limits}
-    return Tier(**{**plain, "budget": Budget(**limits) if limits else None})
+    budget = Budget(**limits) if limits else None
+    device = plain.pop("device", None)
+    return replace(tier_of(device), **plain, budget=budget) if device else Tier(**plain, budget=budget)
 
 
 def _on(data: Federation, device: str) -> Federation:

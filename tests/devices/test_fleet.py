@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.devices.budget import Budget
-from raffm.devices.fleet import BANDWIDTH, NAMED, SPEED, Fleet, Tier, fleet_of, size_name
+from raffm.devices.fleet import BANDWIDTH, NAMED, SPEED, Fleet, Tier, fleet_of, size_name, tier_of
+from raffm.devices.profiles import PROFILES, SUSTAINED
 from raffm.errors import DataError, RunError
 from raffm.rounds.backend import Serial
 from raffm.rounds.costs import Cost, Costs
@@ -284,6 +285,24 @@ def test_a_round_takes_as_long_as_its_slowest_client() -> None:
     assert entry.flops == sum(3 * costs.of(order.share).flops * 25 for order in orders)
 
 
+def test_energy_is_the_power_of_every_device_times_the_time_it_took() -> None:
+    fleet = Fleet((Tier(1.0, speed=1e6, bandwidth=1e4, power=60), Tier(0.25, speed=1e7, bandwidth=1e4, power=7)))
+    made = plan("heterofl", fleet=fleet, local=Local(batch=5, epochs=2))
+    costs = Costs(made)
+    (entry,) = run(made).rounds
+    tiers = {order.client: made.tier_of(order.client, 0) for order in made.orders(0, range(4))}
+    each = [
+        tiers[order.client].power * costs.of(order.share).seconds(tiers[order.client], 25) for order in made.orders(0, range(4))
+    ]
+    assert entry.joules == pytest.approx(sum(each), rel=1e-12)
+
+
+def test_who_is_too_late_draws_power_until_the_deadline() -> None:
+    fleet = Fleet((Tier(1.0, speed=1e3, power=8), Tier(0.25, speed=1e12, bandwidth=1e12, power=0)))
+    made = plan("heterofl", fleet=fleet, participation=Participation(clients=4, deadline=0.5))
+    assert run(made).rounds[0].joules == 2 * 8 * 0.5
+
+
 def test_late_clients_lose_their_work_and_the_round_takes_the_deadline() -> None:
     fleet = Fleet((Tier(1.0, speed=1e3), Tier(0.25, speed=1e12, bandwidth=1e12)))
     made = plan("heterofl", fleet=fleet, participation=Participation(clients=4, deadline=0.5))
@@ -387,3 +406,39 @@ def test_orders_follow_the_devices_of_the_clients(round: int) -> None:
     for order in made.orders(round, (5, 0, 3)):
         assert order.share.numbers["ratio"] == made.tier_of(order.client, round).size ** 0.5
         assert order.round == round
+
+
+# -- devices by name -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("xsmall", {"Raspberry Pi 4": 80, "Raspberry Pi 5": 20}),
+        ("small", {"Raspberry Pi 4": 40, "Raspberry Pi 5": 40, "Dell XPS 15": 20}),
+        ("medium", {"Raspberry Pi 5": 30, "Dell XPS 15": 40, "Jetson AGX Orin": 30}),
+        ("large", {"Dell XPS 15": 20, "Jetson AGX Orin": 40, "Tesla V100": 40}),
+        ("xlarge", {"Jetson AGX Orin": 10, "Tesla V100": 90}),
+    ],
+)
+def test_the_published_fleets_have_the_published_devices(name: str, counts: dict[str, int]) -> None:
+    fleet = fleet_of(name)
+    dealt = torch.bincount(fleet.tiers_of(100, seed=0)).tolist()
+    assert {tier.name: count for tier, count in zip(fleet.tiers, dealt, strict=True)} == counts
+
+
+def test_every_figure_of_a_device_has_a_source_or_is_assumed() -> None:
+    for name, profile in PROFILES.items():
+        tier = tier_of(name, 3)
+        assert (tier.size, tier.share, tier.power) == (profile.size.value, 3, profile.power.value)
+        assert tier.speed == SUSTAINED * profile.peak.value
+        for figure in profile.figures().values():
+            assert figure.value > 0
+            assert figure.source == "assumed" or len(figure.source) > 10
+    with pytest.raises(RunError, match="there is no device 'pi3'"):
+        tier_of("pi3")
+
+
+def test_a_fleet_of_named_devices_serves_every_size_once() -> None:
+    assert list(plan("heterofl", fleet=fleet_of("large")).served) == ["1", "Dell XPS 15"]
+    assert list(plan("heterofl", fleet=fleet_of("xsmall")).served) == ["1", "Raspberry Pi 5", "Raspberry Pi 4"]

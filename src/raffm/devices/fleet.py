@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from raffm.devices.budget import Budget
+from raffm.devices.profiles import FLEETS, PROFILES
 from raffm.errors import RunError
 from raffm.seeds import generator
 
@@ -20,6 +21,9 @@ SPEED = 1e10
 
 BANDWIDTH = 1e6
 """Bytes/s that a device sends and receives, unless its tier says otherwise: assumed."""
+
+POWER = 10.0
+"""Watts that a device draws while it trains and sends, unless its tier says otherwise: assumed."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,15 @@ class Tier:
     speed: float = SPEED
     bandwidth: float = BANDWIDTH
     budget: Budget | None = None
+    power: float = POWER
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= 1:
             raise RunError(f"a device's size is a part of the full model, above 0 and at most 1, but was given {self.size!r}.")
         if not 0 <= self.share < inf:
             raise RunError(f"the share of the devices of size {self.size!r} is {self.share!r}; it is a number of at least 0.")
-        if self.speed <= 0 or self.bandwidth <= 0:
-            raise RunError(f"devices of size {self.size!r} need a speed and a bandwidth above 0.")
+        if self.speed <= 0 or self.bandwidth <= 0 or self.power < 0:
+            raise RunError(f"devices of size {self.size!r} need a speed and a bandwidth above 0, and a power of at least 0.")
 
     @property
     def label(self) -> str:
@@ -119,6 +124,8 @@ def fleet_of(text: str, redraw: bool = False) -> Fleet:
     text = text.strip()
     if text in NAMED:
         return Fleet(tuple(Tier(size) for size in NAMED[text]), redraw)
+    if text in FLEETS:
+        return Fleet(tuple(tier_of(name, share) for name, share in FLEETS[text].items()), redraw)
     if _LEVELS_NOTATION.fullmatch(text):
         entries = [(LEVELS[part[0]] ** 2, float(part[1:])) for part in text.split("-")]
         return Fleet(tuple(Tier(size, share) for size, share in entries), redraw)
@@ -127,7 +134,15 @@ def fleet_of(text: str, redraw: bool = False) -> Fleet:
         tiers = tuple(Tier(float(Fraction(size.strip())), float(share or 1)) for size, _, share in pairs)
     except (ValueError, ZeroDivisionError):
         raise RunError(
-            f"there is no fleet {text!r}. Fleets by name: {', '.join(NAMED)}; levels with shares: a1-b1-c1-d1-e1; sizes with "
-            "shares: 1:10, 1/4:30, 1/16:60."
+            f"there is no fleet {text!r}. Fleets by name: {', '.join([*NAMED, *FLEETS])}; levels with shares: a1-b1-c1-d1-e1; "
+            "sizes with shares: 1:10, 1/4:30, 1/16:60."
         ) from None
     return Fleet(tiers, redraw)
+
+
+def tier_of(name: str, share: float = 1.0) -> Tier:
+    """Devices of a kind that `profiles.py` knows."""
+    if name not in PROFILES:
+        raise RunError(f"there is no device {name!r}. The devices are: {', '.join(PROFILES)}.")
+    about = PROFILES[name]
+    return Tier(about.size.value, share, about.title, about.speed, about.bandwidth.value, power=about.power.value)

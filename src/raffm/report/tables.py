@@ -201,6 +201,12 @@ def size_of(value: Value) -> str:
     return _scaled(value, "B")
 
 
+def energy(joules: float) -> str:
+    """Watt hours with three digits, 1.2 kWh for 4.32e6 J."""
+    hours = joules / 3600
+    return f"{hours / 1000:.3g} kWh" if hours >= 1000 else f"{hours:.3g} Wh"
+
+
 def duration(seconds: float) -> str:
     """A time in the two units that matter: 2 h 5 min."""
     if not isfinite(seconds):
@@ -235,4 +241,5 @@ def totals(results: Results) -> Sequence[tuple[str, str]]:
         ("Sent by clients", size_of(sum(entry.bytes_up for entry in rounds))),
         ("FLOPs of clients", count(sum(entry.flops for entry in rounds))),
         ("Virtual time", duration(sum(entry.seconds for entry in rounds))),
+        ("Energy of clients", energy(sum(entry.joules for entry in rounds))),
     )

@@ -145,6 +145,12 @@ class _Run:
         tier = self.plan.tier_of(order.client, order.round)
         return self.costs.of(order.share).seconds(tier, self._examples(order))
 
+    def _joules(self, order: Order) -> float:
+        """What a client's device draws until it has answered, or until nobody waits any more."""
+        deadline = self.plan.participation.deadline
+        seconds = self._seconds(order)
+        return self.plan.tier_of(order.client, order.round).power * (min(seconds, deadline) if deadline else seconds)
+
     def _examples(self, order: Order) -> int:
         own = len(self.plan.data.split.train[order.client])
         return self.plan.local.steps_of(own) * self.plan.local.batch
@@ -195,6 +201,7 @@ class _Run:
             bytes_down=sum(cost.bytes_down for cost in costs) + sum(self.costs.of(order.share).bytes_down for order in late),
             flops=sum(cost.work(self._examples(order)) for cost, order in zip(costs, orders, strict=True)),
             seconds=self.plan.participation.deadline if late else seconds,
+            joules=sum(self._joules(order) for order in (*orders, *late)),
         )
 
     def save(self, next_round: int) -> None:

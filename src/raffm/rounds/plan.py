@@ -162,7 +162,7 @@ class Plan:
         for tier in self.fleet.tiers if not self.evaluating.sizes else ():
             device = Device(-1, tier.size, 0, tier.budget, self.fleet.present)
             is_taken = devices.get(tier.label, device) != device
-            if tier.share:
+            if tier.share and device != devices["1"]:
                 devices[f"{tier.label} ({tier.size:g})" if is_taken else tier.label] = device
         return dict(sorted(devices.items(), key=lambda entry: -entry[1].size))
 

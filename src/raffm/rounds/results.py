@@ -50,6 +50,8 @@ class Round:
     flops: int = 0
     seconds: float = 0.0
     """Virtual: of the slowest client that was waited for."""
+    joules: float = 0.0
+    """Virtual: the power of every client's device times the seconds it took."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Results:
                 "bytes_down": sum(entry.bytes_down for entry in self.rounds),
                 "flops": sum(entry.flops for entry in self.rounds),
                 "seconds_virtual": sum(entry.seconds for entry in self.rounds),
+                "joules_virtual": sum(entry.joules for entry in self.rounds),
             },
         }
 

@@ -8,6 +8,8 @@ from raffm.errors import RunError
 from raffm.methods import method_of
 from raffm.methods.method import Device
 from raffm.methods.widths import prefix, width_groups, width_sizes
+from raffm.rounds.plan import Merging
+from raffm.simulate.pooled import Pooled
 
 # -- federated dropout ---------------------------------------------------------------------------------------------
 
@@ -90,3 +92,27 @@ def test_everybody_trains_the_smallest_model_and_nothing_else_moves(family: str)
     sizes = {size.name: size.params for size in results.sizes}
     assert set(sizes) == {"1", "1/4", "1/16"}
     assert set(sizes.values()) == {plan.server.layout.count(smallest)}
+
+
+# -- merging by the median -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fiarse", "raffm"])
+def test_any_method_can_be_merged_by_the_median(name: str) -> None:
+    moved = []
+    for combine in ("mean", "median"):
+        plan = plan_of("raffm_resnet", name, "1, 1/4", merging=Merging(combine=combine), rounds=2)
+        before = snapshot(plan.server)
+        results = run(plan)
+        assert not any(entry.refused for entry in results.rounds)
+        moved.append(snapshot(plan.server))
+        assert any(not torch.equal(before[key], tensor) for key, tensor in moved[-1].items())
+    assert any(not torch.equal(moved[0][key], tensor) for key, tensor in moved[1].items())
+
+
+def test_the_median_is_not_for_workers_that_send_sums() -> None:
+    plan = plan_of("vit", "fedavg", merging=Merging(combine="median"))
+    with pytest.raises(RunError, match="Use the serial backend"):
+        Pooled(plan, 2)
+    with pytest.raises(RunError, match="mean or median"):
+        Merging(combine="mode")

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from raffm.algebra.median import Median
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.errors import CheckpointError, UpdateError
@@ -110,7 +111,8 @@ class _Run:
     def begin(self) -> int:
         """Set everything up, from the checkpoint where the run is resumed; give the first round to run."""
         server = self.plan.server
-        self.tally = Tally(server.layout, server.tensors)
+        kind = Median if self.plan.merging.combine == "median" else Tally
+        self.tally = kind(server.layout, server.tensors)
         self.optimizer = ServerOptimizer(server.layout, self.plan.merging)
         self.costs = Costs(self.plan)
         self.results = _blank(self.plan, self.costs, self.settings)

@@ -56,12 +56,15 @@ class Participation:
 class Merging:
     """How updates join and move the server.
 
-    `weighting`: a client counts by its training "examples", or "equal"ly, as published. `optimizer`: "plain" (the
+    `weighting`: a client counts by its training "examples", or "equal"ly, as published. `combine`: their counted "mean",
+    or, where some may be wrong, the "median" of those who held an element (all updates are held, none weighs more; the
+    serial backend alone). `optimizer`: "plain" (the
     counted mean itself), "momentum" or "adam" over it. `max_norm` refuses an update whose change is longer (0: none is).
     With `strict` a refused update ends the run; otherwise the round goes on without it.
     """
 
     weighting: Literal["examples", "equal"] = "examples"
+    combine: Literal["mean", "median"] = "mean"
     optimizer: Literal["plain", "momentum", "adam"] = "plain"
     lr: float = 1.0
     momentum: float = 0.9
@@ -73,6 +76,8 @@ class Merging:
     def __post_init__(self) -> None:
         if self.weighting not in ("examples", "equal"):
             raise RunError(f"clients are weighted by examples or equal, not by {self.weighting!r}.")
+        if self.combine not in ("mean", "median"):
+            raise RunError(f"updates are combined by mean or median, not by {self.combine!r}.")
         if self.optimizer not in ("plain", "momentum", "adam"):
             raise RunError(f"there is no server optimizer {self.optimizer!r}; there are plain, momentum and adam.")
         if self.lr <= 0 or min(self.max_norm, self.momentum, self.epsilon) < 0 or not all(0 <= beta < 1 for beta in self.betas):

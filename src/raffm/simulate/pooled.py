@@ -64,6 +64,10 @@ class Pooled:
         devices = {tensor.device.type for tensor in plan.server.tensors.values()}
         if devices != {"cpu"}:
             raise RunError(f"the pooled backend trains on the CPU, but the model is on {', '.join(sorted(devices))}.")
+        if plan.merging.combine != "mean":
+            raise RunError(
+                f"a {plan.merging.combine} needs all updates in one place, and workers send sums. Use the serial backend."
+            )
         self._plan = plan
         self._costs = Costs(plan)
         self._tensors = len(plan.server.layout.tensors("parameter"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from raffm.cli import evaluate, inspect, label, train, verify
+from raffm.cli import compare, evaluate, inspect, label, train, verify
 from raffm.cli.show import errors_in_one_line
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("verify")(verify.verify)
 app.command("label")(label.label)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("compare")(compare.compare)
 
 
 def main() -> None:

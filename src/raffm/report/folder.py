@@ -19,11 +19,11 @@ RESULTS = "results.json"
 def write_results(results: Results, folder: str | Path) -> None:
     """Write results.json, metrics.csv, metrics.md, report.html, and, where matplotlib is installed, plots."""
     folder = Path(folder)
-    _write(folder / RESULTS, _json(results))
-    _write(folder / "metrics.csv", tables.as_csv(results).encode())
-    _write(folder / "metrics.md", tables.as_markdown(results).encode())
+    write_file(folder / RESULTS, _json(results))
+    write_file(folder / "metrics.csv", tables.as_csv(results).encode())
+    write_file(folder / "metrics.md", tables.as_markdown(results).encode())
     drawings = _draw(results, folder / "plots") if plots.is_available() else None
-    _write(folder / "report.html", as_html(results, drawings).encode())
+    write_file(folder / "report.html", as_html(results, drawings).encode())
 
 
 def read_results(folder: str | Path) -> Results:
@@ -49,13 +49,13 @@ def _draw(results: Results, folder: Path) -> Mapping[str, str]:
     for name, draw in plots.FIGURES.items():
         figure = draw(results)
         vector = plots.rendered(figure, "svg")
-        _write(folder / f"{name}.png", plots.rendered(figure, "png"))
-        _write(folder / f"{name}.svg", vector)
+        write_file(folder / f"{name}.png", plots.rendered(figure, "png"))
+        write_file(folder / f"{name}.svg", vector)
         drawings[name] = vector.decode()
     return drawings
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")

@@ -10,8 +10,10 @@ from io import BytesIO
 from itertools import accumulate
 from math import ceil, isfinite, log10
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from raffm.devices.fleet import size_name
 from raffm.report.tables import count, name_of
 from raffm.rounds.results import Evaluation, Results, Size
 
@@ -152,6 +154,28 @@ def by_client(results: Results) -> Figure:
         figure.suptitle(f"Clients' {metric} by size", x=0.01, ha="left", fontsize=10.5, weight="bold")
         figure.supxlabel(f"{metric} of a client (line: mean)", fontsize=10)
         figure.supylabel("clients", fontsize=10)
+    return figure
+
+
+def by_method(runs: Mapping[str, Sequence[Results]]) -> Figure:
+    """The main metric of several methods by size, mean over their runs; a bar reaches one standard deviation to each side."""
+    metric = next(iter(runs.values()))[0].metric
+    with _figure(4.2) as figure:
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        nominal = sorted({size.size for several in runs.values() for size in several[0].sizes})
+        for place, (method, several) in enumerate(runs.items()):
+            look = _look(place, place // len(COLOURS))
+            sizes = {size.size: size.name for size in reversed(several[0].sizes)}  # of several views the first
+            found = [[run.evaluations[-1].sizes[name].test[metric] for run in several] for name in sizes.values()]
+            spread = [stdev(values) if len(values) > 1 else 0.0 for values in found]
+            style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.line, "label": method}
+            places = [size * 1.03 ** (place - len(runs) / 2) for size in sizes]  # beside each other
+            axes.errorbar(places, [fmean(values) for values in found], yerr=spread, capsize=2, elinewidth=0.9, **style)
+        axes.set_xticks(nominal, [size_name(size) for size in nominal], minor=False)
+        axes.set_xticks([], minor=True)
+        _titled(axes, f"Test {name_of(metric)} by size and method", x="size (part of the full model, log scale)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

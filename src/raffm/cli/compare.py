@@ -1,0 +1,65 @@
+"""`raffm compare`: several methods, seeds and learning rates, one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from raffm.report.watch import Display
+
+
+def compare(
+    run: Annotated[Path | None, typer.Argument(help="A TOML file with the settings that all methods share.")] = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods by name, separated by commas; the others are compared with the first.")
+    ] = "smallest-for-all,heterofl,raffm,fiarse",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    lr: Annotated[
+        str | None, typer.Option(help="Learning rates, separated by commas; each method takes the best on validation data.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as in the file. May be repeated.")] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Where runs and the comparison go; finished runs there are not repeated.")
+    ] = Path("runs/comparison"),
+) -> None:
+    """Compare methods on the same data, cohorts and learning rates. Stop it and start it again at any time."""
+    from raffm.cli.show import quiet
+    from raffm.cli.train import merged
+    from raffm.compare import Contest
+    from raffm.compare import compare as compared
+    from raffm.report.comparison import as_markdown
+    from raffm.settings import read_file, read_settings
+
+    quiet()
+    settings = read_settings(merged(read_file(run) if run is not None else {}, {}, set_ or []))
+    named = {name.strip(): {"name": name.strip()} for name in methods.split(",") if name.strip()}
+    contest = Contest(settings, named, tuple(_numbers(seeds, int)), tuple(_numbers(lr or "", float)))
+    found = compared(contest, folder, _shown)
+    typer.echo(as_markdown(found))
+    typer.echo(f"comparison  {folder / 'comparison.md'}, .json, .png")
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _numbers(text: str, kind: type[Number]) -> list[Number]:
+    from raffm.errors import RunError
+
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise RunError(f"{text!r} is no list of numbers, separated by commas.") from None
+
+
+@contextmanager
+def _shown(name: str, rounds: int) -> Iterator[Display]:
+    from raffm.report.watch import Display
+
+    typer.echo(name, err=True)
+    with Display(rounds) as display:
+        yield display

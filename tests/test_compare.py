@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from scipy.stats import wilcoxon
 
 from commands import raffm
 from raffm.compare import Contest, compare
@@ -95,6 +96,24 @@ def test_finished_runs_are_read_and_stopped_ones_go_on(tmp_path: Path) -> None:
     assert (tmp_path / "parts" / "comparison.md").read_text() == (tmp_path / "whole" / "comparison.md").read_text()
 
 
+def test_what_cannot_run_is_refused_before_anything_does(tmp_path: Path) -> None:
+    for methods in (("fedavg", "typo"), ("fedavg", "fedavg-capable")):
+        settings = quick(fleet={"tiers": "1/2, 1/4"})
+        with pytest.raises(RunError):
+            compare(Contest(settings, {name: {"name": name} for name in methods}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_stopped_between_two_checkpoints_goes_on_also_on_another_backend(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="lights out"):
+        compare(contest("fedavg"), tmp_path, _LightsOut)
+    place = tmp_path / "fedavg" / "lr-0.001-seed-0"
+    (place / "checkpoint").rename(place / "checkpoint.previous")
+    compare(contest("fedavg"), tmp_path)
+    other = Contest(quick(backend={"workers": 3}), {"fedavg": {"name": "fedavg"}})
+    assert len(compare(other, tmp_path)[0].runs[0].rounds) == 2
+
+
 def test_a_folder_with_other_runs_is_refused(tmp_path: Path) -> None:
     compare(contest("fedavg"), tmp_path)
     other = Contest(quick(rounds=3), {"fedavg": {"name": "fedavg"}})
@@ -105,7 +124,12 @@ def test_a_folder_with_other_runs_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"methods": {}}, "at least one method"), ({"seeds": ()}, "one seed"), ({"rates": (0.1, 0.2)}, "data.validation is 0")],
+    [
+        ({"methods": {}}, "at least one method"),
+        ({"seeds": ()}, "one seed"),
+        ({"seeds": (1, 1)}, "given twice"),
+        ({"rates": (0.1, 0.2)}, "data.validation is 0"),
+    ],
 )
 def test_contests_that_make_no_sense_are_refused(changes: dict[str, object], words: str) -> None:
     given = {"methods": {"fedavg": {"name": "fedavg"}}, "settings": quick(data={"clients": 10, "validation": 0.0}), **changes}
@@ -142,6 +166,28 @@ def test_the_table_has_means_spreads_and_paired_differences() -> None:
     assert one.worst_decile == pytest.approx(0.2)
 
 
+def test_equal_differences_of_fractions_are_equal() -> None:
+    """0.8 - 0.7 is not 0.6 - 0.5 in floating point, and ranks would be decided by the last bit."""
+    first = made("first", [[place / 10 for place in (7, 5, 3, 6, 2, 8, 4, 1)]])
+    second = made("second", [[place / 10 for place in (8, 6, 4, 5, 1, 9, 6, 3)]])
+    _, other = lines_of([first, second])
+    assert other.p == pytest.approx(float(wilcoxon([1, 1, 1, -1, -1, 1, 2, 2]).pvalue))
+
+
+def test_a_size_is_compared_with_the_one_of_the_same_name_and_view() -> None:
+    def several(method: str, scores: dict[str, float]) -> Compared:
+        sizes = tuple(Size(name, 0.25, name.partition(" ")[2], 10, 0.25, 1, 1, 1) for name in scores)
+        found = {name: Scores({"accuracy": value}, {}, {}, {}) for name, value in scores.items()}
+        clients = {name: [value, value] for name, value in scores.items()}
+        run = Results({}, method, {}, {}, "accuracy", sizes, (Round(1, 1.0, (0,)),), (Evaluation(1, found),), clients)
+        return Compared(method, 0.1, {}, (run,))
+
+    first = several("first", {"1/4 prefix": 0.2, "1/4 windows": 0.6})
+    lines = lines_of([first, several("second", {"1/4 prefix": 0.3, "1/4 windows": 0.5}), several("third", {"1/4": 0.4})])
+    assert [line.against for line in lines[2:]] == pytest.approx([0.1, -0.1, 0.2])
+    assert lines[0].clients_mean is None
+
+
 def test_equal_methods_do_not_differ() -> None:
     scores = [[0.5, 0.6, 0.7]]
     _, other = lines_of([made("one", scores), made("other", scores)])
@@ -155,7 +201,15 @@ def test_the_command_shows_the_table_and_refuses_nonsense(tmp_path: Path) -> Non
     assert ran.returncode == 0, ran.stderr
     assert "| heterofl | 0.001 | 1/4 |" in ran.stdout
     assert "Wilcoxon" in ran.stdout
-    for wrong, expected in (("--seeds=a", "no list of numbers"), ("--methods=fedprox", "there is no method 'fedprox'")):
+    switched = raffm("compare", *words, "--set=method.masked_loss=false", f"--folder={tmp_path / 'switched'}")
+    assert switched.returncode == 0, switched.stderr
+    runs = {name: read_results(tmp_path / "switched" / name / "lr-0.001-seed-0").run for name in ("fedavg", "heterofl")}
+    assert [run["method"] for run in runs.values()] == [{"name": "fedavg"}, {"name": "heterofl", "masked_loss": False}]
+    for wrong, expected in (
+        ("--set=method.mask=1", "no method has the switch 'mask'"),
+        ("--seeds=a", "no list of numbers"),
+        ("--methods=fedprox", "there is no method 'fedprox'"),
+    ):
         ran = raffm("compare", *words, wrong, f"--folder={tmp_path / 'wrong'}")
         assert ran.returncode == 2
         assert expected in ran.stderr

@@ -43,6 +43,8 @@ class Contest:
     def __post_init__(self) -> None:
         if not self.methods or not self.seeds:
             raise RunError("a comparison needs at least one method and one seed.")
+        if len(set(self.seeds)) < len(self.seeds) or len(set(self.rates)) < len(self.rates):
+            raise RunError("a seed or a learning rate is given twice.")
         if self.settings.data.validation <= 0 and len(self.rates) > 1:
             raise RunError(
                 "learning rates are chosen on validation data, but data.validation is 0. Hold some out, or give one."
@@ -57,6 +59,8 @@ class Contest:
 def compare(contest: Contest, folder: str | Path, look: Look = lambda name, rounds: nullcontext()) -> list[Compared]:
     """Run everything that is not there yet, and write the comparison."""
     folder = Path(folder)
+    for method in contest.methods:  # what makes no sense is refused before anything runs
+        plan_of(contest.settings_of(method, contest.settings.local.lr, contest.seeds[0]))
     compared = [_compared(contest, method, folder, look) for method in contest.methods]
     write_comparison(compared, folder)
     return compared
@@ -86,7 +90,7 @@ def _ran(contest: Contest, method: str, rate: float, seed: int, folder: Path, lo
     place = folder / method / f"lr-{rate:g}-seed-{seed}"
     if (place / RESULTS).is_file():
         results = read_results(place)
-        if results.run != json.loads(json.dumps(settings.to_json())):
+        if _compared_by(results.run) != _compared_by(json.loads(json.dumps(settings.to_json()))):
             raise CheckpointError(f"{str(place)!r} holds a run with other settings. Choose another folder for this comparison.")
         return results
     with look(f"{method}, lr {rate:g}, seed {seed}", settings.rounds) as watcher:
@@ -96,8 +100,13 @@ def _ran(contest: Contest, method: str, rate: float, seed: int, folder: Path, lo
             workers=settings.backend.workers or None,
             folder=place,
             save_every=settings.save.every,
-            resume=(place / "checkpoint").exists(),
+            resume=True,
             settings=settings.to_json(),
             watcher=watcher,
         )
     return trained.results
+
+
+def _compared_by(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run the one that is asked for: not where it ran, nor how often it was saved."""
+    return {key: entry for key, entry in run.items() if key not in ("backend", "save")}

@@ -64,7 +64,7 @@ class Trained:
             raise RunError(f"a size is a part of the full model, above 0 and at most 1, but was given {size!r}.")
         known = [device for device in self.plan.served.values() if device.size == size]
         (ways,) = self.plan.method.serve(
-            self.plan.server, self.plan.rounds, known[:1] or [Device(-1, size, fleet=self.plan.fleet.present)]
+            self.plan.server, self.plan.rounds, known[:1] or [Device(-1, size, fleet=self.plan.dealt)]
         )
         chosen = [way for way in ways if not view or way.view == view]
         if not chosen:

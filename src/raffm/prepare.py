@@ -176,7 +176,7 @@ def _tier(entry: Mapping[str, Any]) -> Tier:
     plain = {key: checked(value, kinds[key], f"fleet.{key}") for key, value in entry.items() if key not in limits}
     budget = Budget(**limits) if limits else None
     device = plain.pop("device", None)
-    return replace(tier_of(device), **plain, budget=budget) if device else Tier(**plain, budget=budget)
+    return replace(tier_of(device), **plain, budget=budget) if device is not None else Tier(**plain, budget=budget)
 
 
 def _on(data: Federation, device: str) -> Federation:

@@ -1,9 +1,13 @@
 """Federated Dropout, and the reference lines that every comparison carries."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from methods.runs import ALL, FAMILIES, labelled, plan_of, rounds_of, run, same_bits, snapshot
+from raffm.devices.budget import Budget
+from raffm.devices.fleet import Fleet, Tier
 from raffm.errors import RunError
 from raffm.methods import method_of
 from raffm.methods.method import Device
@@ -77,6 +81,18 @@ def test_a_round_without_capable_clients_changes_nothing() -> None:
 def test_a_fleet_in_which_nobody_holds_the_whole_model_is_refused() -> None:
     with pytest.raises(RunError, match="size 1, but the fleet has none"):
         plan_of("vit", "fedavg-capable", "1/2, 1/4")
+
+
+def test_a_fleet_whose_few_full_devices_nobody_was_dealt_is_refused_too() -> None:
+    with pytest.raises(RunError, match="size 1, but the fleet has none"):
+        plan_of("vit", "fedavg-capable", "1:1, 1/4:9")
+
+
+@pytest.mark.parametrize("name", ["heterofl", "smallest-for-all", "fiarse"])
+def test_limits_that_a_method_does_not_read_are_refused(name: str) -> None:
+    fleet = Fleet((Tier(1.0), Tier(0.5, budget=Budget(max_params=4000))))
+    with pytest.raises(RunError, match=f"{name} cuts by size and does not read limits"):
+        replace(plan_of("vit", name), fleet=fleet)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -101,3 +101,8 @@ def test_of_a_model_with_one_layer_all_scopes_are_the_same() -> None:
 def test_unknown_scopes_and_gradients_are_refused(switch: dict[str, str], words: str) -> None:
     with pytest.raises(RunError, match=words):
         method_of("fiarse", **switch).refuse(labelled("vit"), [])
+
+
+def test_pruning_greedy_has_no_other_gradient() -> None:
+    with pytest.raises(RunError, match="choose fiarse"):
+        method_of("pruning-greedy", gradient="importance").refuse(labelled("vit"), [])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -29,19 +29,37 @@ def compare(
 ) -> None:
     """Compare methods on the same data, cohorts and learning rates. Stop it and start it again at any time."""
     from raffm.cli.show import quiet
-    from raffm.cli.train import merged
+    from raffm.cli.train import merged, told_when_stopped
     from raffm.compare import Contest
     from raffm.compare import compare as compared
     from raffm.report.comparison import as_markdown
     from raffm.settings import read_file, read_settings
 
     quiet()
-    settings = read_settings(merged(read_file(run) if run is not None else {}, {}, set_ or []))
-    named = {name.strip(): {"name": name.strip()} for name in methods.split(",") if name.strip()}
+    content = merged(read_file(run) if run is not None else {}, {}, set_ or [])
+    given = content.pop("method", {})
+    switches = given if isinstance(given, dict) else {}
+    settings = read_settings(content)
+    named = {name.strip(): _switched(name.strip(), switches) for name in methods.split(",") if name.strip()}
     contest = Contest(settings, named, tuple(_numbers(seeds, int)), tuple(_numbers(lr or "", float)))
-    found = compared(contest, folder, _shown)
+    with told_when_stopped(folder, "Start it again to go on."):
+        found = compared(contest, folder, _shown)
     typer.echo(as_markdown(found))
-    typer.echo(f"comparison  {folder / 'comparison.md'}, .json, .png")
+    typer.echo(f"comparison  {folder / 'comparison.md'}")
+
+
+def _switched(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A method with those of the given switches that it has; each must be one of somebody's."""
+    from dataclasses import fields
+
+    from raffm.errors import RunError
+    from raffm.methods import METHODS
+
+    known = {method: {entry.name for entry in fields(kind)} for method, kind in METHODS.items()}
+    for switch in given:
+        if switch != "name" and not any(switch in switches for switches in known.values()):
+            raise RunError(f"no method has the switch {switch!r}.")
+    return {"name": name, **{key: entry for key, entry in given.items() if key in known.get(name, ())}}
 
 
 Number = TypeVar("Number", int, float)

@@ -79,7 +79,7 @@ def run_settings(settings: Settings, folder: Path, resume: bool, tensorboard: bo
     plan = plan_of(settings)
     logs = _logs(folder) if tensorboard else None
     _introduce(plan, settings)
-    with Display(settings.rounds) as display, _told_when_stopped(folder):
+    with Display(settings.rounds) as display, told_when_stopped(folder, "Go on with the same command and --resume."):
         watcher = Together([display, *([Tracked(logs)] if logs is not None else [])])
         found = run_plan(
             plan,
@@ -123,13 +123,14 @@ def merged(content: dict[str, Any], flags: dict[str, Any], assignments: list[str
 
 
 @contextmanager
-def _told_when_stopped(folder: Path) -> Iterator[None]:
+def told_when_stopped(folder: Path, advice: str) -> Iterator[None]:
+    """After Ctrl-C one sentence and exit 130."""
     from raffm.rounds.loop import Interrupted
 
     try:
         yield
     except Interrupted:
-        typer.echo(f"stopped; the run is saved in {folder}. Go on with the same command and --resume.", err=True)
+        typer.echo(f"stopped; the run is saved in {folder}. {advice}", err=True)
         raise SystemExit(130) from None
 
 

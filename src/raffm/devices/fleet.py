@@ -43,7 +43,7 @@ class Tier:
             raise RunError(f"a device's size is a part of the full model, above 0 and at most 1, but was given {self.size!r}.")
         if not 0 <= self.share < inf:
             raise RunError(f"the share of the devices of size {self.size!r} is {self.share!r}; it is a number of at least 0.")
-        if self.speed <= 0 or self.bandwidth <= 0 or self.power < 0:
+        if self.speed <= 0 or self.bandwidth <= 0 or not 0 <= self.power < inf:
             raise RunError(f"devices of size {self.size!r} need a speed and a bandwidth above 0, and a power of at least 0.")
 
     @property
@@ -51,7 +51,7 @@ class Tier:
         """Its name, or its size as people write it: 1/4; with its limits, where it has some."""
         limits = self.budget.limits if self.budget is not None else {}
         within = ", ".join(f"{limit:,} {kind}" for kind, limit in limits.items())
-        return self.name or size_name(self.size) + (f" within {within}" if within else "")
+        return (self.name or size_name(self.size)) + (f" within {within}" if within else "")
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ class Fleet:
     def sizes(self) -> tuple[float, ...]:
         """The different sizes, largest first."""
         return tuple(sorted({tier.size for tier in self.tiers}, reverse=True))
-
-    @property
-    def present(self) -> tuple[float, ...]:
-        """The different sizes that clients have, largest first."""
-        return tuple(sorted({tier.size for tier in self.tiers if tier.share}, reverse=True))
 
     def tiers_of(self, clients: int, seed: int, round: int = 0) -> Tensor:
         """The tier of every client, by its place in `tiers`: dealt in exact shares, in a random order.

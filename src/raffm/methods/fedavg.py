@@ -20,6 +20,7 @@ class FedAvg:
     """The whole model for every client."""
 
     name: ClassVar[str] = "fedavg"
+    heeds_budgets: ClassVar[bool] = True  # it gives everybody everything, and says so
 
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """Every model will do."""

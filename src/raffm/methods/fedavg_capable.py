@@ -25,4 +25,4 @@ class FedAvgCapable(FedAvg):
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share | None]:  # type: ignore[override]
         """Everything, or nothing."""
-        return [Share() if device.size == 1 else None for device in devices]
+        return [Share() if device.size == 1 and device.budget is None else None for device in devices]

@@ -39,7 +39,7 @@ class Device:
     budget: Budget | None = None
     """Its limits, where the fleet states more than a size."""
     fleet: tuple[float, ...] = (1.0,)
-    """The sizes that devices of the fleet have."""
+    """The sizes that clients of the fleet were dealt."""
 
 
 @dataclass(frozen=True, eq=False)

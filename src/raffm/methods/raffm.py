@@ -45,6 +45,7 @@ class RaFFM:
     """
 
     name: ClassVar[str] = "raffm"
+    heeds_budgets: ClassVar[bool] = True
     metric: str = "l1_norm"
     sizes: Literal["fitted", "sandwich"] = "fitted"
     space: Mapping[str, Sequence[int]] | None = field(default=None, hash=False)

@@ -19,11 +19,11 @@ RESULTS = "results.json"
 def write_results(results: Results, folder: str | Path) -> None:
     """Write results.json, metrics.csv, metrics.md, report.html, and, where matplotlib is installed, plots."""
     folder = Path(folder)
-    write_file(folder / RESULTS, _json(results))
     write_file(folder / "metrics.csv", tables.as_csv(results).encode())
     write_file(folder / "metrics.md", tables.as_markdown(results).encode())
     drawings = _draw(results, folder / "plots") if plots.is_available() else None
     write_file(folder / "report.html", as_html(results, drawings).encode())
+    write_file(folder / RESULTS, _json(results))  # the last: it says that a run is finished
 
 
 def read_results(folder: str | Path) -> Results:

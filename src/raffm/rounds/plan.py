@@ -158,14 +158,26 @@ class Plan:
         if head < len(self.data.dataset.classes):
             raise RunError(f"the data have {len(self.data.dataset.classes)} classes, but the model's head has {head}.")
         self.participation.count(self.data.clients)
+        budgets = [tier for tier in self.fleet.tiers if tier.budget is not None]
+        if budgets and not getattr(self.method, "heeds_budgets", False):
+            raise RunError(
+                f"{self.method.name} cuts by size and does not read limits such as those of {budgets[0].label!r}. Leave them "
+                "out, or choose raffm."
+            )
         self.method.refuse(self.server, list(self.served.values()))
+
+    @cached_property
+    def dealt(self) -> tuple[float, ...]:
+        """The different sizes that clients were dealt, largest first."""
+        places = set(self.fleet.tiers_of(self.data.clients, self.seed).tolist())
+        return tuple(sorted({self.fleet.tiers[place].size for place in places}, reverse=True))
 
     @property
     def served(self) -> dict[str, Device]:
         """The devices that submodels are made for, by name, largest first: the whole, the fleet's, and those asked for."""
-        devices = {Tier(size).label: Device(-1, size, fleet=self.fleet.present) for size in (1.0, *self.evaluating.sizes)}
+        devices = {Tier(size).label: Device(-1, size, fleet=self.dealt) for size in (1.0, *self.evaluating.sizes)}
         for tier in self.fleet.tiers if not self.evaluating.sizes else ():
-            device = Device(-1, tier.size, 0, tier.budget, self.fleet.present)
+            device = Device(-1, tier.size, 0, tier.budget, self.dealt)
             is_taken = devices.get(tier.label, device) != device
             if tier.share and device != devices["1"]:
                 devices[f"{tier.label} ({tier.size:g})" if is_taken else tier.label] = device
@@ -203,7 +215,7 @@ class Plan:
         """What every client of a round gets: the method's choice for its device."""
         tiers = [self.tier_of(client, round) for client in clients]
         devices = [
-            Device(client, tier.size, place, tier.budget, self.fleet.present)
+            Device(client, tier.size, place, tier.budget, self.dealt)
             for place, (client, tier) in enumerate(zip(clients, tiers, strict=True))
         ]
         shares = self.method.choose(self.server, round, devices, self.seed)

@@ -121,7 +121,7 @@ class Results:
         """Plain JSON, with a summary for people who read the file."""
         content = {"format": FORMAT, **asdict(self)}
         content["summary"] = self.summary() if self.evaluations else {}
-        plain: dict[str, Any] = _plain(content)
+        plain: dict[str, Any] = without_nan(content)
         return plain
 
     def summary(self) -> dict[str, Any]:
@@ -146,12 +146,12 @@ class Results:
         }
 
 
-def _plain(content: Any) -> Any:
+def without_nan(content: Any) -> Any:
     """JSON has no NaN and no infinity: null stands for both."""
     if isinstance(content, Mapping):
-        return {key: _plain(entry) for key, entry in content.items()}
+        return {key: without_nan(entry) for key, entry in content.items()}
     if isinstance(content, list | tuple):
-        return [_plain(entry) for entry in content]
+        return [without_nan(entry) for entry in content]
     return None if isinstance(content, float) and not isfinite(content) else content
 
 

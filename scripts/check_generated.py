@@ -27,7 +27,7 @@ from raffm.models.label import layout_of
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
 from raffm.models.space import default_sizes
-from raffm.models.verify import Verification, verify
+from raffm.models.verify import Verification, pattern_of, verify
 
 ROOT = Path(__file__).parent.parent
 MEANINGS = {
@@ -106,7 +106,7 @@ def families_page() -> str:
 def _section(family: str) -> list[str]:
     model, table = tiny(family), tables.shipped(family)
     layout = layout_of(model)
-    cut = {re.sub(r"\.\d+(?=\.)", ".*", group) for group in default_sizes(layout, table)}
+    cut = {pattern_of(group) for group in default_sizes(layout, table)}
     versions = f"transformers {table.transformers}" if table.transformers else "needs no transformers"
     lines = [f"## {table.title}", "", f"`{family}:tiny`, `{table.tiny['class']}` and its relatives; {versions}.", ""]
     lines += [
@@ -122,7 +122,7 @@ def _section(family: str) -> list[str]:
 
 
 def _is_follower(layout: Layout, pattern: str) -> bool:
-    return any(re.sub(r"\.\d+(?=\.)", ".*", name) == pattern for name in layout.followers)
+    return any(pattern_of(name) == pattern for name in layout.followers)
 
 
 def devices_table() -> str:

@@ -19,8 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from raffm.errors import CheckpointError, RunError
-from raffm.federate import run_plan
-from raffm.prepare import plan_of
+from raffm.prepare import plan_of, run_as
 from raffm.report.comparison import Compared, write_comparison
 from raffm.report.folder import RESULTS, read_results
 from raffm.rounds.loop import Watcher
@@ -94,16 +93,7 @@ def _ran(contest: Contest, method: str, rate: float, seed: int, folder: Path, lo
             raise CheckpointError(f"{str(place)!r} holds a run with other settings. Choose another folder for this comparison.")
         return results
     with look(f"{method}, lr {rate:g}, seed {seed}", settings.rounds) as watcher:
-        trained = run_plan(
-            plan_of(settings),
-            backend=settings.backend.name,
-            workers=settings.backend.workers or None,
-            folder=place,
-            save_every=settings.save.every,
-            resume=True,
-            settings=settings.to_json(),
-            watcher=watcher,
-        )
+        trained = run_as(settings, plan_of(settings), place, True, watcher)
     return trained.results
 
 

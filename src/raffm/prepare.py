@@ -15,11 +15,12 @@ from raffm.data.task import ImageClassification, Task, TextClassification, kind_
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
-from raffm.federate import load_data
+from raffm.federate import Trained, load_data, run_plan
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
 from raffm.models.load import place_of, trainable
+from raffm.rounds.loop import Watcher
 from raffm.rounds.plan import Plan
 from raffm.settings import DataSettings, FleetSettings, Settings, checked, refuse_unknown
 
@@ -49,6 +50,20 @@ def plan_of(settings: Settings) -> Plan:
         participation=settings.participation,
         merging=settings.merging,
         evaluating=settings.evaluate,
+    )
+
+
+def run_as(settings: Settings, plan: Plan, folder: Path, resume: bool, watcher: Watcher | None) -> Trained:
+    """Run the plan of settings where and as they say."""
+    return run_plan(
+        plan,
+        backend=settings.backend.name,
+        workers=settings.backend.workers or None,
+        folder=folder,
+        save_every=settings.save.every,
+        resume=resume,
+        settings=settings.to_json(),
+        watcher=watcher,
     )
 
 

@@ -72,8 +72,7 @@ def train(
 
 def run_settings(settings: Settings, folder: Path, resume: bool, tensorboard: bool) -> None:
     """Run what settings describe, with a live display, and show what came out."""
-    from raffm.federate import run_plan
-    from raffm.prepare import plan_of
+    from raffm.prepare import plan_of, run_as
     from raffm.report.watch import Display, Together, Tracked
 
     plan = plan_of(settings)
@@ -81,16 +80,7 @@ def run_settings(settings: Settings, folder: Path, resume: bool, tensorboard: bo
     _introduce(plan, settings)
     with Display(settings.rounds) as display, told_when_stopped(folder, "Go on with the same command and --resume."):
         watcher = Together([display, *([Tracked(logs)] if logs is not None else [])])
-        found = run_plan(
-            plan,
-            backend=settings.backend.name,
-            workers=settings.backend.workers or None,
-            folder=folder,
-            save_every=settings.save.every,
-            resume=resume,
-            settings=settings.to_json(),
-            watcher=watcher,
-        )
+        found = run_as(settings, plan, folder, resume, watcher)
     if logs is not None:
         logs.close()
     _conclude(found.results, folder)

@@ -14,22 +14,31 @@ import torch
 
 from raffm.algebra.layout import Layout
 from raffm.algebra.ranking import Ranking
-from raffm.algebra.tally import Tally
 from raffm.errors import RunError
-from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update
-from raffm.methods.widths import (
-    learn_widths,
-    merge_by_class,
-    ratio_of,
-    refuse_widths,
-    width_groups,
-    width_sizes,
-)
+from raffm.methods.method import Device, Served, Share
+from raffm.methods.widths import Widths, cut_share, width_groups
 from raffm.models.labelled import Labelled
 
 
 @dataclass(frozen=True)
-class FedRolex:
+class Windowed(Widths):
+    """Methods that train no choice of indices more than another: what they serve is averaged over windows."""
+
+    windows: int = 4
+
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
+        """It needs windows, widths, and classes to mask."""
+        if self.windows < 1:
+            raise RunError(f"{self.name} is served over windows = {self.windows!r}; there must be at least 1.")
+        super().refuse(server, devices)
+
+    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
+        """The prefix, and the mean over windows."""
+        return [served_windows(server, device.size, self.windows) for device in devices]
+
+
+@dataclass(frozen=True)
+class FedRolex(Windowed):
     """Rolling windows over every width; inside every head, and the same one along a residual stream.
 
     `scaler` and `masked_loss` as in HeteroFL. `windows` is how many windows, evenly spaced, the served submodels are
@@ -37,42 +46,16 @@ class FedRolex:
     """
 
     name: ClassVar[str] = "fedrolex"
-    scaler: bool = True
-    masked_loss: bool = True
-    windows: int = 4
-
-    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
-        """It needs widths, and classes to mask."""
-        if self.windows < 1:
-            raise RunError(f"fedrolex is served over windows = {self.windows!r}; there must be at least 1.")
-        refuse_widths(server, self.name, self.scaler, self.masked_loss)
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The round's window of every width; windows of one round are nested by size."""
         shares = {size: window(server, round, size) for size in {device.size for device in devices}}
         return [shares[device.size] for device in devices]
 
-    def held(self, server: Labelled, share: Share) -> Held:
-        """The selected indices."""
-        return share.selection
-
-    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
-        """With scaler and masked loss."""
-        return learn_widths(server, share, client, self.scaler, self.masked_loss)
-
-    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
-        """The counted mean, by class in the head."""
-        merge_by_class(tally, update, self.masked_loss)
-
-    def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
-        """The prefix, and the mean over windows: no window was trained more than another."""
-        return [served_windows(server, device.size, self.windows) for device in devices]
-
 
 def window(server: Labelled, begin: int, size: float) -> Share:
     """The window of every width that begins at an index, sqrt(size) of it wide."""
-    ratio = ratio_of(size)
-    return Share(rolled(server.layout, begin).cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
+    return cut_share(server, rolled(server.layout, begin), size)
 
 
 def served_windows(server: Labelled, size: float, count: int) -> list[Served]:

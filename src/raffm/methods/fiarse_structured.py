@@ -19,7 +19,7 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.errors import RunError
 from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
-from raffm.methods.widths import ratio_of, refuse_widths, width_groups, width_sizes
+from raffm.methods.widths import cut_share, refuse_widths, width_groups
 from raffm.models.labelled import Labelled
 from raffm.models.salience import scores, total
 
@@ -46,12 +46,8 @@ class FiarseStructured:
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The round's order of importance, cut to the width of every device's size."""
         ranking = Ranking.by_scores(importances(server))
-        shares = {size: self._cut(server, ranking, size) for size in {device.size for device in devices}}
+        shares = {size: cut_share(server, ranking, size) for size in {device.size for device in devices}}
         return [shares[device.size] for device in devices]
-
-    def _cut(self, server: Labelled, ranking: Ranking, size: float) -> Share:
-        ratio = ratio_of(size)
-        return Share(ranking.cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
 
     def held(self, server: Labelled, share: Share) -> Held:
         """The selected indices."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import sqrt
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.data.task import Batch, Task
 from raffm.errors import RunError
-from raffm.methods.method import Client, Learn, Share, Update, plain_loss
+from raffm.methods.method import Client, Device, Held, Learn, Share, Update, plain_loss
 from raffm.models.labelled import Labelled
 
 CLASSES = "classes"
@@ -37,10 +39,40 @@ def width_sizes(layout: Layout, ratio: float) -> dict[str, int]:
     return {name: layout.groups[name].narrowed(ratio) for name in width_groups(layout) if name not in layout.followers}
 
 
+def cut_share(server: Labelled, ranking: Ranking, size: float) -> Share:
+    """The first sqrt(size) of every width in the order of a ranking."""
+    ratio = ratio_of(size)
+    return Share(ranking.cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
+
+
 def prefix(server: Labelled, size: float) -> Share:
     """The first sqrt(size) of every width."""
-    ratio = ratio_of(size)
-    return Share(Ranking().cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
+    return cut_share(server, Ranking(), size)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """What HeteroFL and those built on it do alike: all but the choice of indices."""
+
+    name: ClassVar[str]
+    scaler: bool = True
+    masked_loss: bool = True
+
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
+        """It needs widths, and classes to mask."""
+        refuse_widths(server, self.name, self.scaler, self.masked_loss)
+
+    def held(self, server: Labelled, share: Share) -> Held:
+        """The selected indices."""
+        return share.selection
+
+    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
+        """With scaler and masked loss."""
+        return learn_widths(server, share, client, self.scaler, self.masked_loss)
+
+    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
+        """The counted mean, by class in the head."""
+        merge_by_class(tally, update, self.masked_loss)
 
 
 def refuse_widths(server: Labelled, method: str, scaler: bool, masked_loss: bool) -> None:

@@ -77,9 +77,14 @@ def verified_rows(
     trial = _Trial(model, table_of(model, table), seed)
     patterns: dict[str, list[str]] = {}
     for name in trial.layout.free:
-        patterns.setdefault(re.sub(r"\.\d+(?=\.)", ".*", name), []).append(name)
+        patterns.setdefault(pattern_of(name), []).append(name)
     for pattern in sorted(patterns, key=lambda pattern: pattern not in first):
         yield _row(trial, pattern, patterns[pattern], tolerance)
+
+
+def pattern_of(group: str) -> str:
+    """The name that groups of all blocks share: `layers.*.ffn`."""
+    return re.sub(r"\.\d+(?=\.)", ".*", group)
 
 
 class _Trial:

@@ -170,7 +170,7 @@ def by_method(runs: Mapping[str, Sequence[Results]]) -> Figure:
             found = [[run.evaluations[-1].sizes[name].test[metric] for run in several] for name in sizes.values()]
             spread = [stdev(values) if len(values) > 1 else 0.0 for values in found]
             style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.line, "label": method}
-            places = [size * 1.03 ** (place - len(runs) / 2) for size in sizes]  # beside each other
+            places = [size * 1.03 ** (place - (len(runs) - 1) / 2) for size in sizes]  # beside each other
             axes.errorbar(places, [fmean(values) for values in found], yerr=spread, capsize=2, elinewidth=0.9, **style)
         axes.set_xticks(nominal, [size_name(size) for size in nominal], minor=False)
         axes.set_xticks([], minor=True)

@@ -34,8 +34,15 @@ def data_of(family: str) -> Federation:
     return Federation(Dataset("random", train, test, made.dataset.classes, None, owners=None), made.split)
 
 
-@pytest.mark.parametrize("method", NAMES)
-@pytest.mark.parametrize("family", ("deit", *TEXT))
+PAIRS = [
+    (family, method)
+    for family in ("deit", *TEXT)
+    for method in NAMES
+    if method != "scalefl" or family in ("deit", "roberta")  # the others have no early exits
+]
+
+
+@pytest.mark.parametrize(("family", "method"), PAIRS)
 def test_a_round_of_every_method_on_every_family(family: str, method: str) -> None:
     kind = "image" if family == "deit" else "text"
     model = trainable(f"{family}:tiny", kind, CLASSES, (3, 8, 8) if kind == "image" else ())

@@ -15,7 +15,8 @@ class Group:
 
     A free group may be cut to any subset; a pinned one (vocabulary, classes) never is. A fibred group has a `base`
     and keeps its own indices in every index of it, the same number in each: `qk` per head. A depth group has a
-    `path`: the blocks `path.0`, `path.1`, ... of the model are its indices, and `required` blocks always stay.
+    `path`: the blocks `path.0`, `path.1`, ... of the model are its indices, and `required` blocks always stay; of an
+    `ordered` one only the last can be dropped.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Group:
     least: int = 1
     path: str | None = None
     required: tuple[int, ...] = ()
+    ordered: bool = False
     guard: tuple[str, int] | None = None
     approximate: str = ""
     """Why cutting this group is not the same as zeroing it; empty where it is."""

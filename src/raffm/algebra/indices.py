@@ -84,3 +84,5 @@ def _refuse(group: Group, indices: Tensor) -> None:
         raise SelectionError(
             f"block {min(missing)} of `{group.name}` cannot be dropped: later blocks need its shortcut or its tables. Keep it."
         )
+    if group.ordered and int(ordered[-1]) != count - 1:
+        raise SelectionError(f"of `{group.name}` the first blocks are kept: {count} were asked for, but not 0 to {count - 1}.")

@@ -50,7 +50,7 @@ class Ranking:
         group = layout.groups[name]
         order = self.order.get(name)
         if group.base is None:
-            order = torch.arange(group.size) if order is None else order
+            order = torch.arange(group.size) if order is None or group.ordered else order
             is_required = torch.isin(order, torch.tensor(group.required, dtype=torch.int64))
             return torch.cat([order[is_required], order[~is_required]])[:count]
         rows = kept.get(group.base)

@@ -17,6 +17,7 @@ from raffm.methods.heterofl import HeteroFL
 from raffm.methods.method import Method
 from raffm.methods.pruning_greedy import PruningGreedy
 from raffm.methods.raffm import RaFFM
+from raffm.methods.scalefl import ScaleFL
 from raffm.methods.smallest_for_all import SmallestForAll
 
 KINDS = (
@@ -29,6 +30,7 @@ KINDS = (
     HeteroFL,
     PruningGreedy,
     RaFFM,
+    ScaleFL,
     SmallestForAll,
 )
 METHODS: Mapping[str, type[Any]] = {kind.name: kind for kind in KINDS}

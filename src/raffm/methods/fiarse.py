@@ -21,7 +21,7 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.data.task import Batch
 from raffm.errors import RunError
-from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
+from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, Usual, counted_mean, plain_loss
 from raffm.models.labelled import Labelled
 
 Scope = Literal["global", "part", "block", "layer"]
@@ -29,7 +29,7 @@ Scope = Literal["global", "part", "block", "layer"]
 
 
 @dataclass(frozen=True)
-class Fiarse:
+class Fiarse(Usual):
     """Unstructured submodels: the largest weights, by one threshold for everything or for each part of the model.
 
     The module stays dense: bytes shrink, work and memory do not. Norms are always held. At size 1 nothing is masked.

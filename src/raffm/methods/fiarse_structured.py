@@ -16,9 +16,8 @@ from raffm.algebra.axis import coordinates
 from raffm.algebra.layout import Layout
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
-from raffm.algebra.tally import Tally
 from raffm.errors import RunError
-from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
+from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Usual, plain_loss
 from raffm.methods.widths import cut_share, refuse_widths, width_groups
 from raffm.models.labelled import Labelled
 from raffm.models.salience import scores, total
@@ -28,7 +27,7 @@ SMALL = 1e-30
 
 
 @dataclass(frozen=True)
-class FiarseStructured:
+class FiarseStructured(Usual):
     """The most important indices of every width; an index is as important as the sum of the magnitudes of its weights.
 
     `gradient`: "importance" adds what the soft edge of the cut pulls at, "plain" does not.
@@ -49,20 +48,12 @@ class FiarseStructured:
         shares = {size: cut_share(server, ranking, size) for size in {device.size for device in devices}}
         return [shares[device.size] for device in devices]
 
-    def held(self, server: Labelled, share: Share) -> Held:
-        """The selected indices."""
-        return share.selection
-
     def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
         """By the task's own loss, and the pull of the cut's soft edge."""
         loss = plain_loss(client.task)
         if share.selection.is_everything or self.gradient == "plain":
             return Learn(loss)
         return _learn_pulled(Learn(loss), server.layout.cut(share.selection), pulls(server, share.selection))
-
-    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
-        """The counted mean."""
-        counted_mean(tally, update, update.share.selection)
 
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The most important indices of the current model."""

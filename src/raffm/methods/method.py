@@ -1,12 +1,14 @@
 """What a method is: which part a client gets, how it trains, how updates join, which submodel a device is served.
 
+    adapt     (server, seed)             the model that is trained: nearly always the given one
     choose    (server, round, devices)   a Share for every device of the round; None for one that sits it out
     learn     (server, share, client)    what happens in a client's steps; the backend owns the loop
     merge     (tally, server, update)    how one client's update is counted
     serve     (server, round, devices)   the submodels that devices receive afterwards
+    folded    (server, share)            factors of their tensors, where training scaled what modules give
 
-A method is a frozen dataclass whose fields are its switches. It keeps no state: what it decides follows from the
-server's model, the round and the seed, so a run can be stopped and resumed anywhere.
+`Usual` has what most of them do. A method is a frozen dataclass whose fields are its switches. It keeps no state: what
+it decides follows from the server's model, the round and the seed, so a run can be stopped and resumed anywhere.
 """
 
 from __future__ import annotations
@@ -110,6 +112,10 @@ class Method(Protocol):
         """The name by which users pick the method."""
         ...
 
+    def adapt(self, server: Labelled, seed: int) -> Labelled:
+        """The model to train, from the given one, whose tensors it shares."""
+        ...
+
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """Raise an error that says why where the method makes no sense for this model or these devices."""
         ...
@@ -133,6 +139,37 @@ class Method(Protocol):
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """What every device receives after a round: one entry for each way of serving it."""
         ...
+
+    def folded(self, server: Labelled, share: Share) -> Mapping[str, float]:
+        """By what the tensors of a served submodel are multiplied, by their names there; others stay as they are."""
+        ...
+
+
+class Usual:
+    """What most methods do: they train the given model, by the task's loss, and count what was held."""
+
+    def adapt(self, server: Labelled, seed: int) -> Labelled:
+        """The model as it is."""
+        return server
+
+    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
+        """Every model will do."""
+
+    def held(self, server: Labelled, share: Share) -> Held:
+        """The selected indices."""
+        return share.selection
+
+    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
+        """By the task's own loss."""
+        return Learn(plain_loss(client.task))
+
+    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
+        """The counted mean."""
+        counted_mean(tally, update, update.share.selection)
+
+    def folded(self, server: Labelled, share: Share) -> Mapping[str, float]:
+        """No factors."""
+        return {}
 
 
 def plain_loss(task: Task) -> Callable[[nn.Module, Batch], Tensor]:

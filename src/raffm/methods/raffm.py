@@ -16,12 +16,11 @@ from typing import ClassVar, Literal
 
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
-from raffm.algebra.tally import Tally
 from raffm.devices.budget import Budget
 from raffm.devices.cost import CostModel
 from raffm.devices.fit import fit
 from raffm.errors import BudgetError, RunError
-from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
+from raffm.methods.method import Device, Served, Share, Usual
 from raffm.methods.widths import width_groups
 from raffm.models.labelled import Labelled
 from raffm.models.salience import METRICS, rank
@@ -35,7 +34,7 @@ FINE = 64
 
 
 @dataclass(frozen=True)
-class RaFFM:
+class RaFFM(Usual):
     """Salient parameter prioritization, and elastic submodels.
 
     `metric` ranks the indices of every group anew each round ("none": no prioritization, prefixes). `sizes` says how
@@ -80,18 +79,6 @@ class RaFFM:
     @cached_property
     def _shapes(self) -> _Shapes:
         return _Shapes(self.space)
-
-    def held(self, server: Labelled, share: Share) -> Held:
-        """The selected indices."""
-        return share.selection
-
-    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
-        """By the task's own loss."""
-        return Learn(plain_loss(client.task))
-
-    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
-        """The counted mean; the published one divides by the number of clients, which shrinks what few hold."""
-        counted_mean(tally, update, update.share.selection)
 
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The current ranking, cut to the sizes that fit."""

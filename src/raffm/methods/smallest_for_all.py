@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from raffm.algebra.tally import Tally
-from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, counted_mean, plain_loss
+from raffm.methods.method import Device, Served, Share, Usual
 from raffm.methods.widths import prefix, refuse_widths
 from raffm.models.labelled import Labelled
 
 
 @dataclass(frozen=True)
-class SmallestForAll:
+class SmallestForAll(Usual):
     """One small model: the first sqrt(g) of every width, g the smallest size in the fleet. Nothing else is trained."""
 
     name: ClassVar[str] = "smallest-for-all"
@@ -26,18 +25,6 @@ class SmallestForAll:
         """The same for everybody."""
         shares = {size: prefix(server, size) for size in {min(device.fleet) for device in devices}}
         return [shares[min(device.fleet)] for device in devices]
-
-    def held(self, server: Labelled, share: Share) -> Held:
-        """The selected indices."""
-        return share.selection
-
-    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
-        """By the task's own loss."""
-        return Learn(plain_loss(client.task))
-
-    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
-        """The weighted mean of the small model."""
-        counted_mean(tally, update, update.share.selection)
 
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The small model to all that can hold it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.data.task import Batch, Task
 from raffm.errors import RunError
-from raffm.methods.method import Client, Device, Held, Learn, Share, Update, plain_loss
+from raffm.methods.method import Client, Device, Held, Learn, Share, Update, Usual, plain_loss
 from raffm.models.labelled import Labelled
 
 CLASSES = "classes"
@@ -51,7 +51,7 @@ def prefix(server: Labelled, size: float) -> Share:
 
 
 @dataclass(frozen=True)
-class Widths:
+class Widths(Usual):
     """What HeteroFL and those built on it do alike: all but the choice of indices."""
 
     name: ClassVar[str]
@@ -61,10 +61,6 @@ class Widths:
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs widths, and classes to mask."""
         refuse_widths(server, self.name, self.scaler, self.masked_loss)
-
-    def held(self, server: Labelled, share: Share) -> Held:
-        """The selected indices."""
-        return share.selection
 
     def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
         """With scaler and masked loss."""
@@ -99,21 +95,26 @@ def _refuse_classless(server: Labelled, method: str) -> None:
 
 def learn_widths(server: Labelled, share: Share, client: Client, scaler: bool, masked_loss: bool) -> Learn:
     """Training with HeteroFL's two additions, each by switch."""
-    loss = masked(client.task, client.present) if masked_loss else plain_loss(client.task)
+    learn = Learn(masked(client.task, client.present) if masked_loss else plain_loss(client.task))
+    return scaled(learn, server, share) if scaler else learn
+
+
+def scaled(learn: Learn, server: Labelled, share: Share) -> Learn:
+    """The same training with everything that a cut map gives divided by the width's ratio."""
     ratio = share.numbers["ratio"]
-    if not scaler or ratio == 1:
-        return Learn(loss)
+    if ratio == 1:
+        return learn
     hooks: list[torch.utils.hooks.RemovableHandle] = []
-    scaled = scaled_modules(server.layout, share.selection)
+    modules = scaled_modules(server.layout, share.selection)
 
     def prepare(module: nn.Module) -> None:
-        hooks.extend(module.get_submodule(name).register_forward_hook(_divided_by(ratio)) for name in scaled)
+        hooks.extend(module.get_submodule(name).register_forward_hook(_divided_by(ratio)) for name in modules)
 
     def finish(module: nn.Module) -> None:
         for hook in hooks:
             hook.remove()
 
-    return Learn(loss, prepare, finish=finish)
+    return replace(learn, prepare=prepare, finish=finish)
 
 
 def scaled_modules(layout: Layout, selection: Selection) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from raffm.algebra.check import some
 from raffm.errors import CheckpointError, RaffmError
 from raffm.models.entries import set_entry
+from raffm.models.exits import Exits, as_json
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.label import layout_of, named_tensors
 from raffm.models.load import from_config, has_own_head
@@ -195,6 +196,8 @@ def _config_dict(module: nn.Module) -> dict[str, Any]:
     content: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     if content.get("tie_word_embeddings") and has_own_head(module):
         content["tie_word_embeddings"] = False
+    if isinstance(module, Exits):
+        content["exits"] = as_json(module.recipe)
     return content
 
 

@@ -24,11 +24,14 @@ FIXED = "fixed"
 
 
 def table_of(model: nn.Module, table: Table | str | Path | None = None) -> Table:
-    """The table that belongs to a model: the given one, or the one shipped for its `config.model_type`."""
+    """The table that belongs to a model: the given one, one that it carries, or the one shipped for its `config.model_type`."""
     if isinstance(table, Table):
         return table
     if table is not None:
         return tables.read_file(table)
+    own = getattr(model, "raffm_table", None)
+    if isinstance(own, Table):
+        return own
     family = getattr(getattr(model, "config", None), "model_type", None)
     if not family:
         raise UnknownFamilyError(
@@ -228,7 +231,8 @@ def _depth_groups(table: Table, prefix: str, model: nn.Module, last: tables.Numb
             blocks = [child for child, _ in modules[path].named_children()]
             if others := [child for child in blocks if not child.isdigit()]:
                 raise LabelError(f"`{path}.{others[0]}` stands among the blocks of `{name}`, but is none: blocks have numbers.")
-            groups[name] = Group(name, len(blocks), path=path, required=tuple(about.get("required", ())))
+            required, ordered = tuple(about.get("required", ())), bool(about.get("ordered"))
+            groups[name] = Group(name, len(blocks), path=path, required=required, ordered=ordered)
     return groups
 
 
@@ -237,14 +241,14 @@ def _group(table: Table, name: str, model: nn.Module, last: tables.Numbers, rena
     if found is None:
         return Group(name, 0)
     about, numbers = found
-    allowed = {"pinned", "per", "step", "least", "approximate", "free_where"}
+    allowed = {"size", "pinned", "per", "step", "least", "approximate", "free_where"}
     if unknown := set(about) - allowed:
         raise LabelError(f"group {name!r} has the unknown property {min(unknown)!r}; known are {sorted(allowed)}.")
     base = rename(tables.fill(about["per"], numbers, last)) if "per" in about else None
-    rest = {key: about[key] for key in about if key not in ("per", "free_where")}
+    rest = {"size": 0, **{key: about[key] for key in about if key not in ("per", "free_where")}}
     if any(entry(model, path) not in values for path, values in about.get("free_where", {}).items()):
         rest["pinned"] = True
-    return Group(name, 0, base=base, **rest)
+    return Group(name, base=base, **rest)
 
 
 def _ties(table: Table, groups: Mapping[str, None], last: tables.Numbers, rename: Rename) -> list[Tie]:

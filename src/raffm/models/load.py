@@ -14,6 +14,8 @@ from torch import nn
 
 from raffm.errors import CheckpointError, RaffmError, SpaceError, UnknownFamilyError
 from raffm.models import table as tables
+from raffm.models.exits import with_exits
+from raffm.models.labelled import Labelled
 from raffm.models.resnet import ResNet, ResNetConfig
 
 
@@ -29,6 +31,10 @@ def tiny(family: str, seed: int = 0, **changes: Any) -> nn.Module:
 
 def from_config(family: str, name: str, content: dict[str, Any], attention: str | None = None) -> nn.Module:
     """A random model of a class, by the class's name: our own, or one of transformers'; `attention` is how it attends."""
+    if "exits" in content:
+        recipe = content["exits"]
+        whole = from_config(family, recipe["kind"], {key: content[key] for key in content if key != "exits"}, attention)
+        return with_exits(Labelled.of(whole), recipe["after"], recipe["convolutions"]).model
     if family == "raffm_resnet":
         return _resnet(content).eval()
     import transformers
@@ -227,6 +233,8 @@ def _from_file(path: Path) -> nn.Module:
     family = content.get("model_type")
     if not family:
         raise CheckpointError(f"{str(path)!r} names no `model_type`, so the family of the model is unknown.")
+    if "exits" in content:
+        return from_config(family, content["exits"]["kind"], content)
     if family == "raffm_resnet":
         known = {key: entry for key, entry in content.items() if key in ResNetConfig.__dataclass_fields__}
         return from_config(family, "ResNet", known)

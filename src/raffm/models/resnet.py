@@ -65,7 +65,7 @@ class ResNet(nn.Module):
         _refuse(self.config)
         self.group_width = self.config.group_width if self.config.norm == "group" else 1
         width = self.config.widths[0]
-        self.stem = _ConvNorm(self.config.channels, width, 3, 1, self.config)
+        self.stem = ConvNorm(self.config.channels, width, 3, 1, self.config)
         stages = []
         for place, (new, depth) in enumerate(zip(self.config.widths, self.config.depths, strict=True)):
             strides = [1 if place == 0 else 2] + [1] * (depth - 1)
@@ -93,13 +93,17 @@ def _refuse(config: ResNetConfig) -> None:
         raise SpaceError(f"a width of {odd[0]} is no multiple of the {config.group_width} channels in a norm group.")
 
 
-class _ConvNorm(nn.Module):
+class ConvNorm(nn.Module):
+    """A convolution and the norm that the config asks for."""
+
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, config: ResNetConfig) -> None:
+        """Build one with random weights."""
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
         self.norm = _norm(outputs, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Normed, not yet activated."""
         normed: Tensor = self.norm(self.conv(hidden))
         return normed
 
@@ -112,7 +116,7 @@ class _Block(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, padding=1, bias=False)
         self.norm2 = _norm(outputs, config)
         is_identity = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if is_identity else _ConvNorm(inputs, outputs, 1, stride, config)
+        self.shortcut = nn.Identity() if is_identity else ConvNorm(inputs, outputs, 1, stride, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
         inner = functional.relu(self.norm1(self.conv1(hidden)))

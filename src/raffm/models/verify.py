@@ -189,7 +189,7 @@ def _cut(trial: _Trial, groups: list[str]) -> float | None:
         return None
     ranking = trial.random_ranking(groups)
     chosen = [ranking.cut(layout, halves)]
-    if any(name in layout.depths for name in groups):  # every block must be dropped once: one may serve all others
+    if any(name in layout.depths and not layout.groups[name].ordered for name in groups):  # one may serve all others: drop it
         chosen.append(layout.select({name: _others(layout, name, chosen[0].kept[name]) for name in halves}))
     return max(_cut_to(trial, selection) for selection in chosen)
 

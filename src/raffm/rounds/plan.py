@@ -134,7 +134,7 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Everything that stays the same during a run."""
+    """Everything that stays the same during a run. `server` is the given model as the method adapts it."""
 
     server: Labelled
     method: Method
@@ -149,6 +149,7 @@ class Plan:
     evaluating: Evaluating = field(default_factory=Evaluating)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "server", self.method.adapt(self.server, self.seed))
         if self.rounds < 1:
             raise RunError(f"a run needs at least one round, but was given {self.rounds!r}.")
         empty = (self.data.split.train.counts == 0).nonzero()[0]

@@ -35,7 +35,10 @@ def predicted(plan: Plan, workshop: Workshop, job: Job) -> list[Tensor]:
 @torch.no_grad()
 def served(plan: Plan, workshop: Workshop, job: Job) -> nn.Module:
     """A share's module in evaluation mode, with the server's weights and calibrated norms; good until the next is made."""
-    module = workshop.loaded(job.share, plan.method.held(plan.server, job.share)).module.eval()
+    resident = workshop.loaded(job.share, plan.method.held(plan.server, job.share))
+    for name, factor in plan.method.folded(plan.server, job.share).items():
+        resident.tensors[name].mul_(factor)
+    module = resident.module.eval()
     if batch_norms(module):
         calibrate(module, pooled(_client_moments(plan, module, client) for client in calibrating(plan, job.round)))
     return module

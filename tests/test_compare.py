@@ -11,7 +11,8 @@ from scipy.stats import wilcoxon
 from commands import raffm
 from raffm.compare import Contest, compare
 from raffm.errors import CheckpointError, RunError
-from raffm.report.comparison import Compared, lines_of
+from raffm.methods import METHODS
+from raffm.report.comparison import Compared, lines_of, reached
 from raffm.report.folder import read_results
 from raffm.rounds.results import Evaluation, Results, Round, Scores, Size
 from raffm.settings import Settings, read_settings
@@ -51,7 +52,7 @@ def test_every_method_takes_the_rate_that_is_best_on_validation_and_runs_all_see
     assert [entry["method"] for entry in written["methods"]] == ["heterofl", "fedavg"]
     assert set(written["methods"][0]["validation"]) == {"1e-06", "0.02"}
     assert len(written["table"]) == 3  # heterofl at two sizes, fedavg at one
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "plots" / "by_size.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_cohorts_of_all_methods_are_the_same_at_the_same_seed(tmp_path: Path) -> None:
@@ -164,6 +165,41 @@ def test_the_table_has_means_spreads_and_paired_differences() -> None:
     assert other.p == pytest.approx(2 / 2**12)  # all twelve differences have one sign
     assert (one.bytes_round, one.seconds) == (45.0, 6.0)
     assert one.worst_decile == pytest.approx(0.2)
+
+
+def test_what_it_took_is_told_for_what_all_methods_come_to() -> None:
+    def run(method: str, values: list[float], sent: int) -> Compared:
+        size = Size("1/4", 0.25, "", 10, 0.25, 100, 100, 7)
+        rounds = tuple(Round(place + 1, 1.0, (0,), bytes_up=sent, bytes_down=sent, seconds=2.0) for place in range(4))
+        found = tuple(
+            Evaluation(place + 1, {"1/4": Scores({"accuracy": value}, {}, {}, {})}) for place, value in enumerate(values)
+        )
+        return Compared(method, 0.1, {}, (Results({}, method, {}, {}, "accuracy", (size,), rounds, found, {}),))
+
+    slow, fast = reached([run("slow", [0.2, 0.3, 0.4, 0.5], 10), run("fast", [0.3, 0.6, 0.4, 0.9], 100)])
+    assert (slow.goal, slow.rounds, slow.bytes, slow.seconds) == (0.5, 4, 80, 8)
+    assert (fast.goal, fast.rounds, fast.bytes, fast.seconds) == (0.5, 2, 400, 4)
+
+
+def test_the_page_has_every_figure_and_needs_nothing_else(tmp_path: Path) -> None:
+    compare(contest("heterofl", "fedavg", "fedrolex", seeds=(0, 1)), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<figure>") == 5
+    assert page.count("<svg") == 5
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<script" not in page
+    for words in ("heterofl", "worst decile", "virtual time", "1/4 windows", "What it took"):
+        assert words in page
+
+
+@pytest.mark.slow
+def test_all_methods_on_digits(tmp_path: Path) -> None:
+    """The comparison of the documentation, shorter: one seed, one rate, 10 rounds. Everybody is far above chance at size 1."""
+    words = ["--methods=all", "--lr=0.01", "--set=rounds=10", f"--folder={tmp_path}"]
+    raffm("compare", "experiments/methods/run.toml", *words)
+    table = json.loads((tmp_path / "comparison.json").read_text())["table"]
+    assert {line["method"] for line in table} == set(METHODS)
+    assert all(line["metric"] > 0.5 for line in table if line["size"] == "1" and line["method"] != "fedavg-capable")
 
 
 def test_equal_differences_of_fractions_are_equal() -> None:

@@ -2,7 +2,8 @@
 
     folder/<method>/lr-0.01-seed-0/     a run, as `raffm train` leaves it
     folder/comparison.json              what was chosen, and the table in plain numbers
-    folder/comparison.md, .png          the same for people
+    folder/comparison.md, report.html   the same for people
+    folder/plots                        the pictures
 
 Runs that are finished are read, runs that were stopped go on: a comparison may be killed at any moment.
 """
@@ -20,8 +21,8 @@ from typing import Any
 
 from raffm.errors import CheckpointError, RunError
 from raffm.prepare import plan_of, run_as
-from raffm.report.comparison import Compared, write_comparison
-from raffm.report.folder import RESULTS, read_results
+from raffm.report.comparison import Compared
+from raffm.report.folder import RESULTS, read_results, write_comparison
 from raffm.rounds.loop import Watcher
 from raffm.rounds.results import Results
 from raffm.settings import Settings

@@ -124,7 +124,7 @@ def _set(entry: Mapping[str, Any]) -> dict[str, Any]:
 _OPEN = {"model": "config", "data": "parameters"}
 """Sections whose unknown keys belong to somebody else: the model's config, the split."""
 
-SPLIT_PARAMETERS: Mapping[str, Any] = {"alpha": float, "least": int, "classes_per_client": int, "k": int}
+SPLIT_PARAMETERS: Mapping[str, Any] = {"alpha": float, "least": int, "classes_per_client": int, "k": int, "tests": str}
 """What splits may be given, and of which kind."""
 
 

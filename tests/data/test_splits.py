@@ -123,6 +123,18 @@ def test_a_client_has_the_same_label_mix_in_train_and_test(seed):
     assert not (test[train == 0]).any()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_unrelated_tests_are_dealt_once_and_say_nothing_of_a_client(seed):
+    """As published (D-FI2): the own test of a client is then no more like its training than anybody else's."""
+    own, other = (balanced_dirichlet(CIFAR_TRAIN, CIFAR_TEST, 100, seed, 0.3, tests=tests) for tests in ("own", "unrelated"))
+    assert same(own.train, other.train)
+    assert dealt_once(other.test, len(CIFAR_TEST))
+    assert set(other.test.counts.tolist()) == {100}
+    trained = histograms(CIFAR_TRAIN, other.train, 10)
+    assert mean_cosine(trained, histograms(CIFAR_TEST, own.test, 10)) > 0.95
+    assert mean_cosine(trained, histograms(CIFAR_TEST, other.test, 10)) < 0.5
+
+
 def test_a_small_alpha_makes_clients_differ_and_a_large_one_makes_them_alike():
     def spread(alpha):
         made = balanced_dirichlet(CIFAR_TRAIN, CIFAR_TEST, 100, 0, alpha)

@@ -358,14 +358,14 @@ def test_two_rounds_of_pruning_greedy() -> None:
     assert second[0][2:] == [0.25, 0.25]
 
 
-def test_the_first_round_of_fiarse_by_layer() -> None:
+def test_two_rounds_of_fiarse_by_layer() -> None:
     """A threshold for each of w (4), u (16) and v (8): client 1 (1/2) keeps 2, 8 and 4 of them, client 0 (1/4) 1, 4 and 2."""
     model = Chain(
         [4.0, 2.0, 0.5, 0.5],
         [[4.0, 2.0, 0.5, 0.5], [2.0, 2.0, 0.5, 0.5], [1.0, 1.0, 0.5, 0.5], [1.0, 1.0, 0.5, 0.5]],
-        [[4.0, 2.0, 0.5, 0.5], [2.0, 1.0, 0.5, 0.5]],
+        model_v := [[4.0, 2.0, 0.5, 0.5], [2.0, 1.0, 0.5, 0.5]],
     )
-    (first, _), _ = rounds(plan_of(model, "fiarse", (1 / 4, 1 / 2), lr=1 / 64, scope="layer"))
+    (first, second), _ = rounds(plan_of(model, "fiarse", (1 / 4, 1 / 2), lr=1 / 64, scope="layer"))
     # Client 1: thresholds 2, 1, 1. It sees w 4, 2; the columns 0 and 1 of u; v[:, :2]. h (16 + 4, 8 + 4, 4 + 2, 4 + 2)*2.
     #   dv[1, :2] 40, 24, factors at 2 and 1 times the threshold 1 + 4/9 and 1.5; du[b, a] v[1, b] w[a] 2 for b < 2:
     #   16, 8; 8, 4, factors at 4, 2, 2, 2 times: 1.32, 1 + 4/9, ...; dw[a] (2 u[0, a] + u[1, a]) 2: 20, 12, times 1 + 4/9, 1.5
@@ -379,6 +379,36 @@ def test_the_first_round_of_fiarse_by_layer() -> None:
     assert first[1][2:] == [[1.0, 1.0, 0.5, 0.5]] * 2  # v[1, 2] and v[1, 3] are masked, so their rows get no gradient
     assert first[2][0] == pytest.approx([4 - 16 * third / 256, 2 - 8 * 1.5 / 256, 0.5, 0.5], abs=1e-6)
     assert first[2][1] == pytest.approx([2 - 40 * third / 64, 1 - 24 * 1.5 / 64, 0.5, 0.5], abs=1e-6)
+    # The same rules once more, step by step; on the first round's start they give the numbers above.
+    before = ([4.0, 2.0, 0.5, 0.5], [[4.0, 2, 0.5, 0.5], [2.0, 2, 0.5, 0.5], *[[1.0, 1, 0.5, 0.5]] * 2], model_v)
+    for start, found in ((before, first), (first, second)):
+        for tensor, expected in zip(found, a_round_by_layer(*start), strict=True):
+            assert np.asarray(tensor) == pytest.approx(expected, abs=1e-6)
+
+
+def a_round_by_layer(w: object, u: object, v: object) -> list[np.ndarray]:
+    """Both clients' steps from these weights, and the counted mean of their changes."""
+    weights = [np.asarray(w)[:, None], np.asarray(u), np.asarray(v)]
+    sums, counts = [np.zeros_like(weight) for weight in weights], [np.zeros_like(weight) for weight in weights]
+    for size, x, label, share in ((1 / 4, 1.0, 0, 1.0), (1 / 2, 2.0, 1, 3.0)):
+        masks, thresholds = zip(*(_largest(weight, size) for weight in weights), strict=True)
+        (w, u, v) = (weight * mask for weight, mask in zip(weights, masks, strict=True))
+        one = np.arange(2)[:, None] == label
+        gradients = [(v[label] @ u)[:, None] * x, np.outer(v[label], w[:, 0]) * x, one * (u @ w[:, 0] * x)]
+        for place, (weight, mask, th) in enumerate(zip(weights, masks, thresholds, strict=True)):
+            factor = 1 + 2 * abs(weight) * th / (abs(weight) + th) ** 2
+            sums[place] -= share * mask * gradients[place] * factor / 64
+            counts[place] += share * mask
+    moved = [weight + change / np.maximum(count, 1) for weight, change, count in zip(weights, sums, counts, strict=True)]
+    return [moved[0][:, 0], *moved[1:]]
+
+
+def _largest(weight: np.ndarray, size: float) -> tuple[np.ndarray, float]:
+    """Which elements are the largest, of equals the first, and the smallest of them."""
+    order = np.argsort(-abs(weight).ravel(), kind="stable")[: round(size * weight.size)]
+    mask = np.zeros(weight.size)
+    mask[order] = 1
+    return mask.reshape(weight.shape), float(abs(weight).ravel()[order[-1]])
 
 
 def test_two_rounds_of_structured_fiarse() -> None:

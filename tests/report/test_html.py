@@ -4,8 +4,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from raffm.report.drawing import rendered
 from raffm.report.html import as_html, as_toml
-from raffm.report.plots import FIGURES, rendered
+from raffm.report.plots import FIGURES
 from raffm.report.tables import number, shown_table
 from raffm.rounds.results import Results
 from report.sample import HOSTILE, VIEWED, hostile, results

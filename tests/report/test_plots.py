@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from raffm.report.plots import FIGURES, LINES, by_client, by_parameters, by_round, by_time, looks, rendered, save
+from raffm.report.drawing import LINES, rendered, save
+from raffm.report.plots import FIGURES, by_client, by_parameters, by_round, by_time, looks
 from raffm.rounds.results import Results
 from report.sample import PLAIN, VIEWED, hostile, results
 
@@ -100,7 +101,8 @@ def test_numbers_below_the_axis_do_not_overlap() -> None:
 
 def test_drawing_never_imports_pyplot_or_opens_a_window() -> None:
     code = (
-        "import sys; from report.sample import results; from raffm.report.plots import by_round, rendered;"
+        "import sys; from report.sample import results; from raffm.report.drawing import rendered;"
+        "from raffm.report.plots import by_round;"
         "rendered(by_round(results()), 'png'); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0

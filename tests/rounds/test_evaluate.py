@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raffm.data.examples import Federation, Parts, Split
 from raffm.data.splits import split
 from raffm.errors import RunError
-from raffm.methods.method import Device
+from raffm.methods.method import Device, Share
 from raffm.rounds.backend import Serial
 from raffm.rounds.evaluate import evaluate
 from raffm.rounds.local import Local
@@ -160,6 +160,30 @@ def test_calibration_does_not_keep_what_training_left_in_batch_norms() -> None:
     assert evaluate(made, Serial(made), 1) == expected
 
 
+def test_norms_by_test_batches_are_those_of_a_client_s_own_batch() -> None:
+    """As published (D-FI5): what is said to an image depends on which images of the client share its batch."""
+    made = plan("fedavg", model=RESNET, evaluating=Evaluating(norms="test-batches"), local=Local(batch=7, steps=1))
+    (test, validation) = Serial(made).predict([Job(Share(), 1)])[0]
+    (honest, same) = Serial(plan("fedavg", model=RESNET, local=Local(batch=7, steps=1))).predict([Job(Share(), 1)])[0]
+    assert not torch.allclose(test, honest, atol=1e-3)
+    assert torch.equal(validation, same)
+    module = served(made, Workshop(made), Job(Share(), 1)).train()
+    for client in range(made.data.clients):
+        own = torch.from_numpy(made.data.split.test[client])
+        for picks in torch.split(own, 7):
+            with torch.no_grad():
+                said = made.task.forward(module, made.task.batch(made.data.dataset.test, picks))
+            assert torch.allclose(test[picks], said, atol=1e-5)
+
+
+def test_without_batch_norms_it_makes_no_difference() -> None:
+    first, second = (
+        Serial(plan("fedavg", model=VIT, evaluating=Evaluating(norms=norms))).predict([Job(Share(), 1)])[0][0]
+        for norms in ("clients", "test-batches")
+    )
+    assert torch.allclose(first, second, atol=1e-6)
+
+
 def test_batches_of_one_example_can_be_calibrated() -> None:
     made = plan("fedavg", model=RESNET, fleet="full", local=Local(batch=1, steps=1))
     assert run(made).evaluations
@@ -243,7 +267,9 @@ def test_unseen_sizes_can_be_evaluated_and_small_ones_cost_less() -> None:
         assert len(set(found)) == 3
 
 
-@pytest.mark.parametrize("given", [{"every": 0}, {"batch": 0}, {"last": 0}, {"sizes": (2.0,)}, {"calibration_clients": 0}])
+@pytest.mark.parametrize(
+    "given", [{"every": 0}, {"batch": 0}, {"last": 0}, {"sizes": (2.0,)}, {"calibration_clients": 0}, {"norms": "x"}]
+)
 def test_evaluation_that_makes_no_sense_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(RunError):
         Evaluating(**given)  # type: ignore[arg-type]

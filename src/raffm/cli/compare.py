@@ -16,36 +16,40 @@ if TYPE_CHECKING:
 def compare(
     run: Annotated[Path | None, typer.Argument(help="A TOML file with the settings that all methods share.")] = None,
     methods: Annotated[
-        str, typer.Option(help="Methods by name, separated by commas; the others are compared with the first.")
+        str, typer.Option(help="Methods by name, separated by commas, or all; the others are compared with the first.")
     ] = "smallest-for-all,heterofl,raffm,fiarse",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     lr: Annotated[
         str | None, typer.Option(help="Learning rates, separated by commas; each method takes the best on validation data.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as in the file. May be repeated.")] = None,
+    as_published: Annotated[bool, typer.Option(help="Test as FIARSE's code does; see the same flag of `raffm train`.")] = False,
     folder: Annotated[
         Path, typer.Option(help="Where runs and the comparison go; finished runs there are not repeated.")
     ] = Path("runs/comparison"),
 ) -> None:
     """Compare methods on the same data, cohorts and learning rates. Stop it and start it again at any time."""
     from raffm.cli.show import quiet
-    from raffm.cli.train import merged, told_when_stopped
+    from raffm.cli.train import AS_PUBLISHED, merged, told_when_stopped
     from raffm.compare import Contest
     from raffm.compare import compare as compared
+    from raffm.methods import METHODS
     from raffm.report.comparison import as_markdown
     from raffm.settings import read_file, read_settings
 
     quiet()
-    content = merged(read_file(run) if run is not None else {}, {}, set_ or [])
+    content = merged(read_file(run) if run is not None else {}, AS_PUBLISHED if as_published else {}, set_ or [])
     given = content.pop("method", {})
     switches = given if isinstance(given, dict) else {}
     settings = read_settings(content)
-    named = {name.strip(): _switched(name.strip(), switches) for name in methods.split(",") if name.strip()}
+    everything = sorted(METHODS, key=lambda name: name != "smallest-for-all")  # what the others must beat comes first
+    chosen = everything if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
+    named = {name: _switched(name, switches) for name in chosen}
     contest = Contest(settings, named, tuple(_numbers(seeds, int)), tuple(_numbers(lr or "", float)))
     with told_when_stopped(folder, "Start it again to go on."):
         found = compared(contest, folder, _shown)
     typer.echo(as_markdown(found))
-    typer.echo(f"comparison  {folder / 'comparison.md'}")
+    typer.echo(f"report  {folder / 'report.html'}")
 
 
 def _switched(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from raffm.settings import Settings
 
 
+AS_PUBLISHED = {"data.split": "dirichlet-balanced", "data.tests": "unrelated", "evaluate.norms": "test-batches"}
+"""How FIARSE's published code splits test data and normalises: not what we recommend, but what its figures come from."""
+
+
 def train(
     run: Annotated[Path | None, typer.Argument(help="A TOML file with the settings of the run; flags win over it.")] = None,
     method: Annotated[str | None, typer.Option(help="raffm, fiarse, heterofl, ...: see docs/methods. [raffm]")] = None,
@@ -44,6 +48,12 @@ def train(
     ] = None,
     folder: Annotated[Path, typer.Option(help="Where checkpoints, results and the report go.")] = Path("runs/latest"),
     resume: Annotated[bool, typer.Option(help="Go on from the checkpoint in the folder.")] = False,
+    as_published: Annotated[
+        bool,
+        typer.Option(
+            help="Test as FIARSE's code does: clients' tests unrelated to their training data, norms by test batches."
+        ),
+    ] = False,
     strict: Annotated[bool, typer.Option(help="Stop where a client's update is refused.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the folder.")] = True,
 ) -> None:
@@ -65,6 +75,7 @@ def train(
         "seed": seed,
         "backend.name": backend,
         "merging.strict": True if strict else None,
+        **(AS_PUBLISHED if as_published else {}),
     }
     settings = read_settings(merged(content, {key: value for key, value in given.items() if value is not None}, set_ or []))
     run_settings(settings, folder, resume, tensorboard)

@@ -28,19 +28,30 @@ def iid(train_labels: Integers, test_labels: Integers, clients: int, seed: int) 
     return Split(_evenly_dealt(len(train_labels), clients, draw), _evenly_dealt(len(test_labels), clients, draw))
 
 
-def balanced_dirichlet(train_labels: Integers, test_labels: Integers, clients: int, seed: int, alpha: float) -> Split:
+def balanced_dirichlet(
+    train_labels: Integers, test_labels: Integers, clients: int, seed: int, alpha: float, tests: str = "own"
+) -> Split:
     """Clients of one size, each with its own mix of classes drawn from Dir(alpha), as FIARSE has them.
 
     Examples are dealt one by one to a random client that is not full yet, of a class by the client's mix over the
-    classes that are left. Test examples follow what the client got for training.
+    classes that are left. Test examples follow what the client got for training; with `tests` = "unrelated" they are dealt
+    by another draw of mixes, as the published code does.
     """
     _refuse_clients(clients, len(train_labels))
     _refuse_alpha(alpha)
+    if tests not in ("own", "unrelated"):
+        raise DataError(f'the tests of a client are its "own" or "unrelated" ones, not {tests!r}.')
     draw = _generator(seed, "dirichlet-balanced", clients, float(alpha))
     totals = _totals(train_labels, test_labels)
     mixes = draw.dirichlet(np.full(len(totals), float(alpha)), clients)
     sizes = _apportioned(np.ones(clients), len(train_labels))
-    return _alike(train_labels, test_labels, _dealt_by_mix(mixes, totals, sizes, draw), draw)
+    found = _alike(train_labels, test_labels, _dealt_by_mix(mixes, totals, sizes, draw), draw)
+    if tests == "own":
+        return found
+    others = draw.dirichlet(np.full(len(totals), float(alpha)), clients)
+    there = np.bincount(test_labels, minlength=len(totals)).astype(np.int64)
+    counts = _dealt_by_mix(others, there, _apportioned(np.ones(clients), len(test_labels)), draw)
+    return replace(found, test=_dealt(test_labels, counts, draw))
 
 
 def dirichlet(train_labels: Integers, test_labels: Integers, clients: int, seed: int, alpha: float, least: int = 10) -> Split:
@@ -125,7 +136,7 @@ class _Way:
 
 _WAYS: Mapping[str, _Way] = {
     "iid": _Way(iid),
-    "dirichlet-balanced": _Way(balanced_dirichlet, ("alpha",)),
+    "dirichlet-balanced": _Way(balanced_dirichlet, ("alpha",), ("tests",)),
     "dirichlet": _Way(dirichlet, ("alpha",), ("least",)),
     "shards": _Way(shards, ("classes_per_client",)),
     "k-shot": _Way(k_shot, ("k",)),

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from math import isfinite
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from raffm.report import plots
-from raffm.report.folder import write_file
-from raffm.report.tables import count, percent
-from raffm.rounds.results import Results, Size, without_nan
+from raffm.report.tables import count, duration, percent, size_of
+from raffm.rounds.results import Results, Round, Size, without_nan
 
 
 @dataclass(frozen=True)
@@ -107,41 +104,119 @@ def _partner(sizes: Sequence[Size], size: Size) -> Size | None:
     return next((other for other in alike if other.name == size.name or other.size == size.size), None)
 
 
-def as_markdown(compared: Sequence[Compared]) -> str:
-    """The table for people."""
-    first, metric, seeds = compared[0].method, compared[0].runs[0].metric, len(compared[0].runs)
-    titles = ["method", "lr", "size", "parameters", metric, "clients", "worst decile", f"against {first}", "p"]
-    rows = [titles, ["---", "---:", "---", *["---:"] * (len(titles) - 3)]]
+# -- what it took to get there ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a method had spent when a size reached a goal, means over seeds: rounds, bytes of all clients, virtual seconds."""
+
+    method: str
+    size: str
+    goal: float
+    rounds: float
+    bytes: float
+    seconds: float
+
+
+def first_views(results: Results) -> dict[float, str]:
+    """The name of every nominal size, largest first; of several views the first."""
+    found: dict[float, str] = {}
+    for size in sorted(results.sizes, key=lambda size: -size.size):
+        found.setdefault(size.size, size.name)
+    return found
+
+
+def path_of(run: Results, name: str, cost: Callable[[Round], float]) -> list[tuple[float, float]]:
+    """What had been spent at every evaluation of a size, and its test metric there."""
+    spent = dict(zip((entry.round for entry in run.rounds), accumulate(map(cost, run.rounds)), strict=True))
+    return [(spent.get(entry.round, 0.0), entry.sizes[name].test[run.metric]) for entry in run.evaluations]
+
+
+def mean_path(runs: Sequence[Results], size: float, cost: Callable[[Round], float]) -> list[tuple[float, float]]:
+    """The same, mean over seeds."""
+    paths = [path_of(run, first_views(run)[size], cost) for run in runs]
+    return [(fmean(spent for spent, _ in points), fmean(value for _, value in points)) for points in zip(*paths, strict=True)]
+
+
+def reached(compared: Sequence[Compared]) -> list[Reached]:
+    """What every method took at every size to what all that serve it come to: the lowest of their last values."""
+    found = []
+    for size in sorted({size for entry in compared for size in first_views(entry.runs[0])}, reverse=True):
+        serving = [entry for entry in compared if size in first_views(entry.runs[0])]
+        goal = min(mean_path(entry.runs, size, _rounds)[-1][1] for entry in serving)
+        found += [_reached(entry, size, goal) for entry in serving]
+    return found
+
+
+def _reached(entry: Compared, size: float, goal: float) -> Reached:
+    """What was spent at the first evaluation at the goal; the last is always there, unless it is no number."""
+    values = [value for _, value in mean_path(entry.runs, size, _rounds)]
+    place = next((place for place, value in enumerate(values) if value >= goal), len(values) - 1)
+    spent = [mean_path(entry.runs, size, cost)[place][0] for cost in (_rounds, _bytes, _seconds)]
+    return Reached(entry.method, first_views(entry.runs[0])[size], goal, *spent)
+
+
+def _rounds(entry: Round) -> float:
+    return 1.0
+
+
+def _bytes(entry: Round) -> float:
+    return float(entry.bytes_up + entry.bytes_down)
+
+
+def _seconds(entry: Round) -> float:
+    return entry.seconds
+
+
+# -- for people ------------------------------------------------------------------------------------------------------
+
+
+def shown_lines(compared: Sequence[Compared]) -> tuple[list[str], list[list[str]]]:
+    """The headings and rows of the table as people read them."""
+    titles = ["method", "lr", "size", "parameters", compared[0].runs[0].metric, "clients", "worst decile"]
     rates = {entry.method: entry.rate for entry in compared}
+    rows = []
     for line in lines_of(compared):
         spread = "" if line.spread is None else f" ± {100 * line.spread:.1f}"
         against = "" if line.against is None else f"{100 * line.against:+.1f}"
         p = "" if line.p is None else "< 0.001" if line.p < 0.001 else f"{line.p:.3f}"
         scores = [f"{percent(line.metric)}{spread}", percent(line.clients_mean), percent(line.worst_decile)]
         rows.append([line.method, f"{rates[line.method]:g}", line.size, count(line.params), *scores, against, p])
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return [*titles, f"against {compared[0].method}", "p"], rows
+
+
+def shown_reached(compared: Sequence[Compared]) -> tuple[list[str], list[list[str]]]:
+    """What it took, as people read it."""
+    titles = ["size", "to", "method", "rounds", "bytes", "virtual time"]
+    return titles, [
+        [found.size, percent(found.goal), found.method, f"{found.rounds:g}", size_of(found.bytes), duration(found.seconds)]
+        for found in reached(compared)
+    ]
+
+
+def caption(compared: Sequence[Compared]) -> str:
+    """What the numbers of the table are."""
+    first, metric, seeds = compared[0].method, compared[0].runs[0].metric, len(compared[0].runs)
     return (
-        f"{table}\nTest {metric} after the last round, mean over {seeds} seed{'s' if seeds > 1 else ''}"
+        f"Test {metric} after the last round, mean over {seeds} seed{'s' if seeds > 1 else ''}"
         f"{' with the standard deviation' if seeds > 1 else ''}; the mean over clients of their own test examples, and over "
         f"the tenth that scores worst. Against {first}: the mean difference in points over the same clients and seeds, and the "
         "p-value of a two-sided Wilcoxon signed-rank test over them; it speaks of clients, not of further seeds."
-        f"{' Learning rates were chosen on validation data.' if len(compared[0].scores) > 1 else ''}\n"
+        f"{' Learning rates were chosen on validation data.' if len(compared[0].scores) > 1 else ''}"
     )
 
 
-def write_comparison(compared: Sequence[Compared], folder: Path) -> None:
-    """Write comparison.json, comparison.md and, where matplotlib is installed, comparison.png."""
-    write_file(
-        folder / "comparison.json", (json.dumps(without_nan(_plain(compared)), indent=1, allow_nan=False) + "\n").encode()
-    )
-    write_file(folder / "comparison.md", as_markdown(compared).encode())
-    if plots.is_available():
-        figure = plots.by_method({entry.method: entry.runs for entry in compared})
-        write_file(folder / "comparison.png", plots.rendered(figure, "png"))
+def as_markdown(compared: Sequence[Compared]) -> str:
+    """The table for people."""
+    titles, rows = shown_lines(compared)
+    lines = [titles, ["---", "---:", "---", *["---:"] * (len(titles) - 3)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{caption(compared)}\n"
 
 
-def _plain(compared: Sequence[Compared]) -> dict[str, Any]:
-    return {
+def as_json(compared: Sequence[Compared]) -> dict[str, Any]:
+    """Everything in plain values."""
+    content = {
         "metric": compared[0].runs[0].metric,
         "seeds": [run.run.get("seed") for run in compared[0].runs],
         "methods": [
@@ -153,4 +228,7 @@ def _plain(compared: Sequence[Compared]) -> dict[str, Any]:
             for entry in compared
         ],
         "table": [asdict(line) for line in lines_of(compared)],
+        "reached": [asdict(found) for found in reached(compared)],
     }
+    plain: dict[str, Any] = without_nan(content)
+    return plain

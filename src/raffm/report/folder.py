@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from raffm.errors import CheckpointError
 from raffm.models.files import read_json
-from raffm.report import plots, tables
+from raffm.report import comparison, comparison_html, comparison_plots, plots, tables
+from raffm.report.comparison import Compared
+from raffm.report.drawing import is_available, rendered
 from raffm.report.html import as_html
 from raffm.rounds.results import FORMAT, Results, from_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULTS = "results.json"
 
@@ -21,7 +27,7 @@ def write_results(results: Results, folder: str | Path) -> None:
     folder = Path(folder)
     write_file(folder / "metrics.csv", tables.as_csv(results).encode())
     write_file(folder / "metrics.md", tables.as_markdown(results).encode())
-    drawings = _draw(results, folder / "plots") if plots.is_available() else None
+    drawings = _draw(plots.FIGURES, results, folder / "plots") if is_available() else None
     write_file(folder / "report.html", as_html(results, drawings).encode())
     write_file(folder / RESULTS, _json(results))  # the last: it says that a run is finished
 
@@ -43,13 +49,27 @@ def _json(results: Results) -> bytes:
     return (json.dumps(results.to_json(), indent=1, default=str, allow_nan=False) + "\n").encode()
 
 
-def _draw(results: Results, folder: Path) -> Mapping[str, str]:
+def write_comparison(compared: Sequence[Compared], folder: str | Path) -> None:
+    """Write comparison.json, comparison.md, report.html and, where matplotlib is installed, plots."""
+    folder = Path(folder)
+    content = json.dumps(comparison.as_json(compared), indent=1, allow_nan=False) + "\n"
+    write_file(folder / "comparison.json", content.encode())
+    write_file(folder / "comparison.md", comparison.as_markdown(compared).encode())
+    runs = {entry.method: entry.runs for entry in compared}
+    drawings = _draw(comparison_plots.FIGURES, runs, folder / "plots") if is_available() else None
+    write_file(folder / "report.html", comparison_html.as_html(compared, drawings).encode())
+
+
+Shown = TypeVar("Shown")
+
+
+def _draw(figures: Mapping[str, Callable[[Shown], Figure]], shown: Shown, folder: Path) -> Mapping[str, str]:
     """Write all plots, and give the SVG of each by its name."""
     drawings = {}
-    for name, draw in plots.FIGURES.items():
-        figure = draw(results)
-        vector = plots.rendered(figure, "svg")
-        write_file(folder / f"{name}.png", plots.rendered(figure, "png"))
+    for name, draw in figures.items():
+        figure = draw(shown)
+        vector = rendered(figure, "svg")
+        write_file(folder / f"{name}.png", rendered(figure, "png"))
         write_file(folder / f"{name}.svg", vector)
         drawings[name] = vector.decode()
     return drawings

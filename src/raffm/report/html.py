@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any
 
 from raffm.report import tables
-from raffm.report.plots import GRID, INK, MUTED
+from raffm.report.drawing import GRID, INK, MUTED
 from raffm.rounds.results import Results, Round, Scores
 
 CAPTIONS = {
@@ -87,21 +87,27 @@ pre { margin: .75rem 0 0; padding: 1rem; overflow-x: auto; background: var(--pan
 
 def as_html(results: Results, drawings: Mapping[str, str] | None) -> str:
     """The whole page. `drawings` holds SVG files by the names of `plots.FIGURES`; None says that nothing could draw them."""
-    title = escape(f"{results.method} on {results.data.get('name', 'data')}")
+    title = f"{results.method} on {results.data.get('name', 'data')}"
+    note = "The same numbers are in results.json and metrics.csv."
+    return page(title, _progress(results), _facts(results), _sections(results, drawings), note)
+
+
+def page(title: str, lead: str, facts: str, sections: Iterable[tuple[str, str]], note: str) -> str:
+    """A page: a title, a sentence, facts as HTML, sections with HTML in them, and a note at the end."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} - raffm</title>
+<title>{escape(title)} - raffm</title>
 <style>{STYLE}</style>
 </head>
 <body>
-<header><h1>{title}</h1><p class="lead">{escape(_progress(results))}</p>{_facts(results)}</header>
+<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{facts}</header>
 <main>
-{"".join(_section(heading, body) for heading, body in _sections(results, drawings) if body)}
+{"".join(_section(heading, body) for heading, body in sections if body)}
 </main>
-<footer class="note">Written by raffm. The same numbers are in results.json and metrics.csv.</footer>
+<footer class="note">Written by raffm. {escape(note)}</footer>
 </body>
 </html>
 """
@@ -110,12 +116,12 @@ def as_html(results: Results, drawings: Mapping[str, str] | None) -> str:
 def _sections(results: Results, drawings: Mapping[str, str] | None) -> list[tuple[str, str]]:
     return [
         ("What each size reaches", _headline(results)),
-        ("Curves and spread", _drawings(drawings)),
+        ("Curves and spread", figures(drawings, CAPTIONS)),
         (f"Global and clients: {tables.name_of(results.metric)} after the last evaluation", _matrix(results)),
         ("Refused clients", _refused(results)),
         ("Every round", _rounds(results)),
         ("Settings", f"<pre>{escape(as_toml(results.run))}</pre>" if results.run else ""),
-        ("What the words mean", _meanings()),
+        ("What the words mean", meanings(MEANINGS)),
     ]
 
 
@@ -143,6 +149,11 @@ def _facts(results: Results) -> str:
         ("Seed", _plain(_setting(results.run, "seed")) or "-", ""),
         *[(name, value, "") for name, value in tables.totals(results)],
     ]
+    return facts_of(facts)
+
+
+def facts_of(facts: Iterable[tuple[str, Any, str]]) -> str:
+    """Names, values and remarks as a grid of small cards."""
     return f'<dl class="facts">{"".join(_fact(*fact) for fact in facts)}</dl>'
 
 
@@ -170,10 +181,11 @@ def _plain(value: Any) -> str:
 
 
 def _headline(results: Results) -> str:
-    return _table(*tables.shown_table(results)) + f'<p class="note">{escape(tables.caption(results))}</p>'
+    return table_of(*tables.shown_table(results)) + f'<p class="note">{escape(tables.caption(results))}</p>'
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+def table_of(titles: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table of texts."""
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
     return _framed(f'<table class="{kind}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>')
@@ -184,15 +196,15 @@ def _framed(table: str, kind: str = "") -> str:
     return f'<div class="wide {kind}" tabindex="0">{table}</div>'
 
 
-def _drawings(drawings: Mapping[str, str] | None) -> str:
+def figures(drawings: Mapping[str, str] | None, captions: Mapping[str, str]) -> str:
+    """SVG files by name as figures with their captions."""
     if drawings is None:
         return '<p class="note">No plots: matplotlib is not installed. Run <code>pip install raffm[plots]</code>.</p>'
-    figures = "".join(_figure(name, drawing) for name, drawing in drawings.items())
-    return f'<div class="plots">{figures}</div>'
+    return f'<div class="plots">{"".join(_figure(name, drawing, captions[name]) for name, drawing in drawings.items())}</div>'
 
 
-def _figure(name: str, drawing: str) -> str:
-    caption = escape(CAPTIONS.get(name, name))
+def _figure(name: str, drawing: str, caption: str) -> str:
+    caption = escape(caption)
     return f"<figure>{_inline(name, drawing, caption)}<figcaption>{caption}</figcaption></figure>\n"
 
 
@@ -239,7 +251,7 @@ def _refused(results: Results) -> str:
     refusals = [
         (str(entry.round), client, reason) for entry in results.rounds for client, reason in sorted(entry.refused.items())
     ]
-    return _table(("round", "client", "why its update was refused"), refusals, "words") if refusals else ""
+    return table_of(("round", "client", "why its update was refused"), refusals, "words") if refusals else ""
 
 
 def _rounds(results: Results) -> str:
@@ -250,7 +262,7 @@ def _rounds(results: Results) -> str:
     titles = ["round", "loss", "clients", "dropped", "late", "refused", "down", "up", "FLOPs", "virtual time"]
     metric = tables.name_of(results.metric)
     rows = [[*_round(entry), *_scored(scores.get(entry.round, {}), names, results.metric)] for entry in results.rounds]
-    table = _table([*titles, *[f"{name} {metric}" for name in names]], rows)
+    table = table_of([*titles, *[f"{name} {metric}" for name in names]], rows)
     return f"<details><summary>Show all {len(rows)} rounds</summary>{table}</details>"
 
 
@@ -268,8 +280,9 @@ def _scored(sizes: Mapping[str, Scores], names: Sequence[str], metric: str) -> l
     return [tables.number(sizes[name].test.get(metric)) if name in sizes else "" for name in names]
 
 
-def _meanings() -> str:
-    return f'<dl class="meanings">{"".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in MEANINGS.items())}</dl>'
+def meanings(terms: Mapping[str, str]) -> str:
+    """Words and what they mean."""
+    return f'<dl class="meanings">{"".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in terms.items())}</dl>'
 
 
 def as_toml(settings: Mapping[str, Any]) -> str:

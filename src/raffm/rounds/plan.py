@@ -89,7 +89,8 @@ class Evaluating:
     """When and how the model is evaluated: after every `every` rounds and after the last.
 
     `sizes` are the parts of the model that are served and tested (none: the fleet's). Batch norms get their statistics
-    from `calibration_clients` clients, each from at most `calibration_examples` of its own examples.
+    from `calibration_clients` clients, each from at most `calibration_examples` of its own examples; with `norms` =
+    "test-batches" from the test examples themselves, a batch of one client's after the other, as published code has it.
     """
 
     every: int = 10
@@ -98,11 +99,14 @@ class Evaluating:
     sizes: tuple[float, ...] = ()
     calibration_clients: int = 20
     calibration_examples: int = 100
+    norms: Literal["clients", "test-batches"] = "clients"
 
     def __post_init__(self) -> None:
         for name in ("every", "batch", "last", "calibration_clients", "calibration_examples"):
             if getattr(self, name) < 1:
                 raise RunError(f"evaluation needs {name} of at least 1, but it is {getattr(self, name)!r}.")
+        if self.norms not in ("clients", "test-batches"):
+            raise RunError(f"batch norms are calibrated by clients or by test-batches, not by {self.norms!r}.")
         for size in self.sizes:
             if not 0 < size <= 1:
                 raise RunError(f"a size to evaluate lies above 0 and is at most 1, but one is {size!r}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +28,13 @@ class Job:
 def predicted(plan: Plan, workshop: Workshop, job: Job) -> list[Tensor]:
     """The outputs for all test examples, then for all validation examples (none: an empty tensor), on the CPU."""
     module = served(plan, workshop, job)
-    parts = [plan.data.dataset.test, plan.data.dataset.validation]
-    return [torch.empty(0) if part is None else outputs_of(plan, module, part) for part in parts]
+    dataset = plan.data.dataset
+    validation = torch.empty(0) if dataset.validation is None else outputs_of(plan, module, dataset.validation)
+    if plan.evaluating.norms == "clients":
+        return [outputs_of(plan, module, dataset.test), validation]
+    for norm in batch_norms(module).values():
+        norm.train()
+    return [_outputs(plan, module, dataset.test, _batches_by_client(plan)), validation]
 
 
 @torch.no_grad()
@@ -66,5 +71,18 @@ def _client_moments(plan: Plan, module: nn.Module, client: int) -> dict[str, Mom
 
 def outputs_of(plan: Plan, module: nn.Module, examples: Examples) -> Tensor:
     """What a module says to all examples, in their order."""
-    places = torch.split(torch.arange(len(examples)), plan.evaluating.batch)
-    return torch.cat([plan.task.forward(module, plan.task.batch(examples, picks)).float().cpu() for picks in places])
+    return _outputs(plan, module, examples, torch.split(torch.arange(len(examples)), plan.evaluating.batch))
+
+
+def _outputs(plan: Plan, module: nn.Module, examples: Examples, batches: Sequence[Tensor]) -> Tensor:
+    """What a module says to all examples, batch by batch, in the order of the examples."""
+    said = torch.cat([plan.task.forward(module, plan.task.batch(examples, picks)).float().cpu() for picks in batches])
+    return said[torch.cat(list(batches)).argsort()]
+
+
+def _batches_by_client(plan: Plan) -> list[Tensor]:
+    """All test examples in batches as training has them, of one client after the other, then what nobody owns."""
+    parts = [torch.from_numpy(plan.data.split.test[client]) for client in range(plan.data.clients)]
+    owned = torch.cat(parts)
+    alone = torch.ones(len(plan.data.dataset.test), dtype=torch.bool).index_fill(0, owned, False).nonzero().flatten()
+    return [batch for part in (*parts, alone) for batch in torch.split(part, plan.local.batch) if len(batch)]

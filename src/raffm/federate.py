@@ -8,7 +8,8 @@ small = result.submodel(1 / 4)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
 from raffm.rounds.predict import Job, served
 from raffm.rounds.results import Results
 from raffm.rounds.workshop import Workshop
+from raffm.simulate.lane import Style
+
+Make = Callable[[Plan], Backend]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +125,7 @@ def train(
     merging: Merging | None = None,
     evaluating: Evaluating | None = None,
     seed: int = 0,
-    backend: str = "serial",
+    backend: str | Make = "serial",
     workers: int | None = None,
     folder: str | Path | None = None,
     save_every: int = 1,
@@ -131,7 +135,8 @@ def train(
 ) -> Trained:
     """Train a model across clients of different sizes. The model is trained in place.
 
-    `backend` is "serial" (the reference) or "pooled" (worker processes on the CPU). With a `folder` the run is saved
+    `backend` is "serial" (the reference), "pooled" (worker processes on the CPU), "captured" (graphs on a GPU, where model
+    and data must be), or a function that makes one. With a `folder` the run is saved
     there every `save_every` rounds, resumed with `resume`, and leaves its results, plots, report and submodels there.
     """
     plan = Plan(
@@ -152,7 +157,7 @@ def train(
 
 def run_plan(
     plan: Plan,
-    backend: str = "serial",
+    backend: str | Make = "serial",
     workers: int | None = None,
     folder: str | Path | None = None,
     save_every: int = 1,
@@ -163,7 +168,7 @@ def run_plan(
     """Run a plan on a backend, and leave what came out in the folder. `settings` are what its results say of the run."""
     agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
     keeping = Keeping(None if folder is None else Path(folder) / "checkpoint", save_every, resume)
-    made = backend_of(backend, plan, workers)
+    made = backend_of(backend, plan, workers) if isinstance(backend, str) else backend(plan)
     try:
         results = run(plan, made, keeping, dict(settings or described(plan)), watcher)
     finally:
@@ -202,7 +207,20 @@ def backend_of(name: str, plan: Plan, workers: int | None = None) -> Backend:
         from raffm.simulate.pooled import Pooled
 
         return Pooled(plan, workers)
-    raise RunError(f"there is no backend {name!r}. The backends are: serial, pooled.")
+    if name == "captured":
+        return captured_or_serial(plan)
+    raise RunError(f"there is no backend {name!r}. The backends are: serial, pooled, captured.")
+
+
+def captured_or_serial(plan: Plan, lanes: int = 0, style: Style | None = None) -> Backend:
+    """The captured backend where the model is on a GPU, else the serial one, and a notice."""
+    devices = {tensor.device.type for tensor in plan.server.tensors.values()}
+    if devices != {"cuda"}:
+        logging.getLogger("raffm").warning("raffm: there is no GPU to capture on; clients train one after another.")
+        return Serial(plan)
+    from raffm.simulate.captured import Captured
+
+    return Captured(plan, lanes, style)
 
 
 def task_for(data: Federation) -> Task:

@@ -15,14 +15,15 @@ from raffm.data.task import ImageClassification, Task, TextClassification, kind_
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
-from raffm.federate import Trained, load_data, run_plan
+from raffm.federate import Make, Trained, captured_or_serial, load_data, run_plan
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
 from raffm.models.load import place_of, trainable
 from raffm.rounds.loop import Watcher
 from raffm.rounds.plan import Plan
-from raffm.settings import DataSettings, FleetSettings, Settings, checked, refuse_unknown
+from raffm.settings import BackendSettings, DataSettings, FleetSettings, Settings, checked, refuse_unknown
+from raffm.simulate.lane import Style
 
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "crop": 4, "flip": True},
@@ -33,7 +34,8 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
 
 def plan_of(settings: Settings) -> Plan:
     """Everything a run needs: model, data, clients, fleet and method."""
-    _refuse_device(settings.backend.device)
+    device = device_of(settings.backend)
+    _refuse_device(device)
     method = method_from(settings.method)
     fleet = fleet_from(settings.fleet)
     data = data_of(settings)
@@ -42,7 +44,7 @@ def plan_of(settings: Settings) -> Plan:
         server=Labelled.of(model, settings.model.table or None),
         method=method,
         task=task_of(settings, data.dataset, model),
-        data=_on(data, settings.backend.device),
+        data=_on(data, device),
         fleet=fleet,
         rounds=settings.rounds,
         seed=settings.seed,
@@ -57,7 +59,7 @@ def run_as(settings: Settings, plan: Plan, folder: Path, resume: bool, watcher: 
     """Run the plan of settings where and as they say."""
     return run_plan(
         plan,
-        backend=settings.backend.name,
+        backend=_backend(settings.backend),
         workers=settings.backend.workers or None,
         folder=folder,
         save_every=settings.save.every,
@@ -65,6 +67,19 @@ def run_as(settings: Settings, plan: Plan, folder: Path, resume: bool, watcher: 
         settings=settings.to_json(),
         watcher=watcher,
     )
+
+
+def device_of(settings: BackendSettings) -> str:
+    """Where model and data go: graphs need a GPU, where there is one."""
+    is_graphs = settings.name == "captured" and settings.device == "cpu"
+    return "cuda" if is_graphs and torch.cuda.is_available() else settings.device
+
+
+def _backend(settings: BackendSettings) -> str | Make:
+    if settings.name != "captured":
+        return settings.name
+    style = Style(settings.precision, settings.channels_last)
+    return lambda plan: captured_or_serial(plan, settings.lanes, style)
 
 
 def _refuse_device(name: str) -> None:
@@ -134,7 +149,7 @@ def model_for(settings: Settings, dataset: Dataset) -> Any:
     model = trainable(
         settings.model.name, kind_of(dataset), len(dataset.classes), tuple(shape), settings.seed, settings.model.config
     )
-    return model.to(settings.backend.device)
+    return model.to(device_of(settings.backend))
 
 
 def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:

@@ -73,15 +73,24 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """Where clients train. `workers` 0 means as many as there are cores."""
+    """Where clients train. `workers` 0 means as many as there are cores.
+
+    Of the captured backend: `lanes` clients run at a time (0: all of a round), in "float32", "tf32" or "bfloat16", with
+    the channels of images last or first.
+    """
 
     name: str = "serial"
     workers: int = 0
     device: str = "cpu"
+    lanes: int = 0
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    channels_last: bool = True
 
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise RunError(f"there cannot be {self.workers} workers. 0 means as many as there are cores.")
+        if self.lanes < 0:
+            raise RunError(f"there cannot be {self.lanes} lanes. 0 means as many as a round has clients.")
 
 
 @dataclass(frozen=True)

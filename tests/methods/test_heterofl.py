@@ -220,7 +220,9 @@ def test_counting_by_class_does_not_depend_on_who_answers_first(order: list[int]
     tally = Tally(server.layout, server.tensors)
     for client in order:
         tensors = {name: server.tensors[name].detach() + 2**client for name in server.layout.tensors("parameter", "buffer")}
-        plan.method.merge(tally, server, Update(client, share, tensors, plan.weight(client), plan.present(client)))
+        plan.method.merge(
+            tally, server, Update(client, share, share.selection, tensors, plan.weight(client), plan.present(client))
+        )
     tally.step()
     # Weights 5, 10, 15, changes 1, 2, 4. Class 0: (5*1 + 10*2)/15; class 1: (5 + 20 + 60)/30; class 2: (5 + 60)/20.
     moved = server.tensors["classifier.bias"].detach() - before

@@ -51,7 +51,8 @@ def weighed(plan: Plan, rows: dict[int, Tensor], shares: dict[int, Share], name:
         sent = {key: server.tensors[key].detach() for key in server.layout.tensors("parameter", "buffer")}
         tensors = {key: tensor + change if tensor.is_floating_point() else tensor for key, tensor in sent.items()}
         present = torch.ones(CLASSES, dtype=torch.bool)
-        plan.method.merge(tally, server, Update(client, shares[client], tensors, plan.weight(client), present))
+        held = plan.method.held(server, shares[client])
+        plan.method.merge(tally, server, Update(client, shares[client], held, tensors, plan.weight(client), present))
     tally.step()
     return server.tensors[name].detach() - before
 
@@ -540,6 +541,7 @@ def test_d_ra1_what_one_client_holds_takes_its_whole_change() -> None:
     for client, share in enumerate((Share(), small)):
         sent = dict(module_of(plan, share).named_parameters())
         tensors = {name: tensor.detach() + 1 for name, tensor in sent.items()}
-        plan.method.merge(tally, server, Update(client, share, tensors, 1.0, torch.ones(CLASSES, dtype=torch.bool)))
+        present = torch.ones(CLASSES, dtype=torch.bool)
+        plan.method.merge(tally, server, Update(client, share, share.selection, tensors, 1.0, present))
     tally.step()
     assert torch.allclose(server.tensors[name].detach() - before, torch.ones(24), atol=1e-6)

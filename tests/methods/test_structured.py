@@ -50,7 +50,7 @@ def soft(layout: Layout, group: str, slope: Tensor, weights: dict[str, Tensor]) 
             where[name, axis] = [(at // count, at % count) for at in range(length)]
             for at, (row, index) in enumerate(where[name, axis]):
                 sums[row][index] = sums[row][index] + weights[name].select(axis, at).abs().sum()
-    slope = slope.view(rows, count)
+    slope = slope[:-1].view(rows, count)  # the last is nobody's
     factor = [[1 + slope[row, index] * (s - s.detach()) for index, s in enumerate(own)] for row, own in enumerate(sums)]
     return {key: torch.stack([factor[row][index] for row, index in places]) for key, places in where.items()}
 

@@ -295,7 +295,9 @@ class Tally:
         return gather(server, where, self._memory.take(("sent", ""), shape, server))
 
     def _is_small(self, name: str, update: Tensor) -> bool:
-        return 0 < update.numel() <= SMALL and update.dtype == self._server[name].dtype == torch.float32
+        """Whether it is added in one call with others; on a GPU everything is: there a call costs more than its work."""
+        is_little = update.is_cuda or update.numel() <= SMALL
+        return 0 < update.numel() and is_little and update.dtype == self._server[name].dtype == torch.float32
 
     def _add_small(
         self, update: Tensors, held: Selection, names: Mapping[str, str], weight: float, sent: Tensors | None
@@ -323,8 +325,13 @@ class Tally:
             if not server.is_floating_point():
                 continue
             total = self._sum(name)
-            covered = held.coverage(self._layout, name).to(total)
-            total.add_((update[name].to(total) - start[name].to(total)).mul_(covered), alpha=weight)
+            change = update[name].to(total) - start[name].to(total)
+            if name in held.kept:
+                covered = held.kept[name].to(total)
+                change.mul_(covered)
+            else:  # held whole: of length 1 along every axis
+                covered = total.new_ones([1] * total.dim())
+            total.add_(change, alpha=weight)
             self._dense[name] = added(self._dense.get(name), covered.mul_(weight))
 
     # -- sums and coverage ---------------------------------------------------------------------------------------
@@ -362,8 +369,8 @@ class Tally:
             return written
         like = self._sum(name)
         factors = [factors_of(self._layout, selection, name) for selection in self._weights]
-        axes = [torch.stack(rows).to(like) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
-        axes = [rows[:, :1] if bool((rows == 1).all()) else rows for rows in axes]
+        axes = [torch.stack(rows) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
+        axes = [(rows[:, :1] if bool((rows == 1).all()) else rows).to(like) for rows in axes]
         weights = torch.tensor(list(self._weights.values()), dtype=torch.float64).to(like)[:, None]
         columns = torch.ones_like(weights)
         for rows in axes[1:]:

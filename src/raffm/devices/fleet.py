@@ -82,7 +82,7 @@ class Fleet:
 
 
 def _dealt(count: int, shares: Sequence[float]) -> list[int]:
-    exact = [count * share / sum(shares) for share in shares]
+    exact = [count * Fraction(share) / sum(map(Fraction, shares)) for share in shares]  # equal remainders must be equal
     dealt = [floor(part) for part in exact]
     by_remainder = sorted(range(len(shares)), key=lambda place: dealt[place] - exact[place])
     for place in by_remainder[: count - sum(dealt)]:

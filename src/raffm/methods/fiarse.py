@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.selection import Selection
-from raffm.algebra.tally import Tally
 from raffm.data.task import Batch
 from raffm.errors import RunError
-from raffm.methods.method import Client, Device, Held, Learn, Served, Share, Update, Usual, counted_mean, plain_loss
+from raffm.methods.method import Client, Device, Fading, Held, Learn, Served, Share, Usual, plain_loss
 from raffm.models.labelled import Labelled
 
 Scope = Literal["global", "part", "block", "layer"]
@@ -70,10 +69,6 @@ class Fiarse(Usual):
         }
         return _learn_masked(loss, held.kept, limits, self.gradient == "importance")
 
-    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
-        """The counted mean over the masks that were sent, whatever moved."""
-        counted_mean(tally, update, self.held(server, update.share))
-
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The largest weights of the current model."""
         return [[Served((share,))] for share in self.choose(server, round, devices, 0)]
@@ -121,10 +116,13 @@ def thresholds(server: Labelled, sizes: Sequence[float], scope: Scope = "global"
     cut = [size for size in sizes if size < 1]
     numbers: dict[float, dict[str, float]] = {size: {} for size in sizes}
     for place, names in enumerate(scopes(server.layout, scope) if cut else []):
-        flat = torch.cat([server.tensors[name].detach().abs().flatten() for name in names]).float().cpu().numpy()
-        for size, (threshold, last) in _cut_points(flat, cut).items():
+        flat = torch.cat([server.tensors[name].detach().abs().flatten() for name in names]).float()
+        points = _sorted_cut_points(flat, cut) if flat.is_cuda else _cut_points(flat.numpy(), cut)
+        for size, (threshold, last) in points.items():
             numbers[size].update({_key("threshold", place): threshold, _key("last", place): last})
-    return {size: Share(Selection(), found) for size, found in numbers.items()}
+    lengths = [sum(server.tensors[name].numel() for name in names) for names in scopes(server.layout, scope)]
+    counts = {size: tuple(kept_count(size, length) for length in lengths) if size < 1 else () for size in sizes}
+    return {size: Share(Selection(), found, counts[size]) for size, found in numbers.items()}
 
 
 def _cut_points(flat: NDArray[np.float32], sizes: Sequence[float]) -> dict[float, tuple[float, int]]:
@@ -135,6 +133,18 @@ def _cut_points(flat: NDArray[np.float32], sizes: Sequence[float]) -> dict[float
         threshold = ordered[len(flat) - count]
         missing = count - int((flat > threshold).sum())
         found[size] = float(threshold), int(np.flatnonzero(flat == threshold)[missing - 1])
+    return found
+
+
+def _sorted_cut_points(flat: Tensor, sizes: Sequence[float]) -> dict[float, tuple[float, int]]:
+    """The same on a GPU, where sorting everything once takes a millisecond."""
+    kept = {size: kept_count(size, len(flat)) for size in sizes}
+    ordered = flat.sort(descending=True).values
+    thresholds = ordered[torch.tensor([count - 1 for count in kept.values()], device=flat.device)]
+    found = {}
+    for (size, count), threshold in zip(kept.items(), thresholds, strict=True):
+        missing = count - int((flat > threshold).sum())
+        found[size] = float(threshold), int((flat == threshold).nonzero()[missing - 1])
     return found
 
 
@@ -213,7 +223,7 @@ def _learn_masked(
     def finish(module: nn.Module) -> None:
         torch._foreach_add_(weights, parked)
 
-    return Learn(loss, prepare, after_backward, after_step, finish)
+    return Learn(loss, prepare, after_backward, after_step, finish, fading=Fading(limits, is_aware))
 
 
 SMALL = 1e-38

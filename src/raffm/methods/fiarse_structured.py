@@ -71,16 +71,17 @@ def importances(server: Labelled) -> dict[str, Tensor]:
 def pulls(server: Labelled, selection: Selection) -> dict[str, Tensor]:
     """The slope of (s - th) / (s + th) at the importance s of every kept index; th is that of the least kept one.
 
-    By the names of groups in the submodel, a row for every head of a fibred group.
+    By the names of groups in the submodel, counted through all heads of a fibred group; the last is 0.
     """
     found = {}
+    device = next(iter(server.tensors.values())).device
     for name, importance in importances(server).items():
         if name in selection.kept:
             kept = selection.kept[name]
             own = importance.gather(1, kept) if name in server.layout.bases else importance[kept]
             threshold = own.min(-1, keepdim=True).values
             slope = 2 * threshold / (own + threshold).square().clamp_min(SMALL)
-            found[server.layout.group_in(selection, name)] = slope
+            found[server.layout.group_in(selection, name)] = torch.cat([slope.flatten(), slope.new_zeros(1)]).to(device)
     return found
 
 
@@ -98,7 +99,7 @@ def _learn_pulled(plain: Learn, layout: Layout, slopes: Mapping[str, Tensor]) ->
             device = parameters[uses[0][0]].device
             places = [_places(layout, name, axis, group).to(device) for name, axis in uses]
             weights = [(parameters[name], axis) for name, axis in uses]
-            edges.append(_Edge(torch.cat([slope.flatten(), torch.zeros(1)]).to(device), weights, places))
+            edges.append(_Edge(slope, weights, places))
 
     @torch.no_grad()
     def after_backward(module: nn.Module) -> None:
@@ -106,7 +107,7 @@ def _learn_pulled(plain: Learn, layout: Layout, slopes: Mapping[str, Tensor]) ->
         for edge, strength in zip(edges, strengths, strict=True):
             edge.pull(strength)
 
-    return Learn(plain.loss, prepare, after_backward)
+    return Learn(plain.loss, prepare, after_backward, constants=tuple(slopes.values()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,10 +46,14 @@ class Device:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What a device is given, in plain values: the indices it holds, and numbers that its method needs."""
+    """What a device is given, in plain values: the indices it holds, and numbers that its method needs.
+
+    `counts` says how many elements a mask keeps, where there is one: shares with equal shapes and counts cost the same.
+    """
 
     selection: Selection = field(default_factory=Selection)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    counts: tuple[int, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Share) and self.selection == other.selection and self.numbers == other.numbers
@@ -69,10 +73,11 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a client sends back: its tensors, and what it was given."""
+    """What a client sends back: its tensors, and what it was given: the share, and the elements that it stands for."""
 
     client: int
     share: Share
+    held: Held
     tensors: Mapping[str, Tensor]
     weight: float
     present: Tensor
@@ -91,10 +96,24 @@ def nothing(module: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
+class Fading:
+    """A parameter is seen where its magnitude is at least its limit, and moves there alone; elsewhere the module has 0.
+
+    With `aware`, gradients are multiplied by `1 + 2 |w| limit / (|w| + limit)^2`. Parameters without a limit always move.
+    """
+
+    limits: Mapping[str, float]
+    aware: bool
+
+
+@dataclass(frozen=True)
 class Learn:
     """What a method does in a client's training. None of these may wait for the device.
 
     `prepare` runs once before the steps, `finish` once after them; the module belongs to the backend and is used again.
+    `constants` are the tensors that belong to this client and that the functions read, `key` whatever else differs between
+    clients: a backend that keeps a step for the next client of the same shape and key writes its constants into these.
+    `fading` says what the hooks do, where they do just that, so that a backend may do it in one pass.
     """
 
     loss: Callable[[nn.Module, Batch], Tensor]
@@ -102,6 +121,9 @@ class Learn:
     after_backward: Step = nothing
     after_step: Step = nothing
     finish: Step = nothing
+    constants: tuple[Tensor, ...] = ()
+    key: tuple[float, ...] = ()
+    fading: Fading | None = None
 
 
 class Method(Protocol):
@@ -165,7 +187,7 @@ class Usual:
 
     def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
         """The counted mean."""
-        counted_mean(tally, update, update.share.selection)
+        counted_mean(tally, update)
 
     def folded(self, server: Labelled, share: Share) -> Mapping[str, float]:
         """No factors."""
@@ -177,6 +199,6 @@ def plain_loss(task: Task) -> Callable[[nn.Module, Batch], Tensor]:
     return lambda module, batch: task.losses(task.forward(module, batch), batch.labels).mean()
 
 
-def counted_mean(tally: Tally, update: Update, held: Held) -> None:
+def counted_mean(tally: Tally, update: Update) -> None:
     """The rule of all methods: every element moves by the weighted mean of those who held it."""
-    tally.add(update.tensors, held, update.weight, client=update.client)
+    tally.add(update.tensors, update.held, update.weight, client=update.client)

@@ -50,9 +50,9 @@ class ScaleFL(Usual):
 
     def adapt(self, server: Labelled, seed: int) -> Labelled:
         """The model with early exits."""
-        if isinstance(server.model, Exits):
-            return server
         self._refuse_switches()
+        if isinstance(server.model, Exits):  # it has been given its exits before
+            return server
         after = self.after or evenly(len(anatomy_of(server).blocks), self.exits)
         return with_exits(server, after, self.convolutions, seed)
 
@@ -63,7 +63,7 @@ class ScaleFL(Usual):
             )
         if 1 not in self.widths or not all(0 < width <= 1 for width in self.widths):
             raise RunError(f"the widths of {self.name} lie above 0, and one of them is 1, but they are {self.widths!r}.")
-        if self.gamma < 0 or not self.temperature > 0:
+        if not self.gamma >= 0 or not self.temperature > 0:
             raise RunError(f"{self.name} needs gamma of at least 0 and a temperature above 0.")
 
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
@@ -82,7 +82,7 @@ class ScaleFL(Usual):
     def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
         """By the weighted losses of all exits that the client has."""
         gamma = self.gamma if share.numbers["teaches"] else 0.0
-        learn = Learn(exit_loss(client.task, gamma, self.temperature))
+        learn = Learn(exit_loss(client.task, gamma, self.temperature), key=(gamma,))
         return scaled(learn, server, share) if self.scaler else learn
 
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
@@ -101,7 +101,7 @@ class ScaleFL(Usual):
     def _share(self, server: Labelled, size: float) -> Share:
         """The pair with the most parameters that are no more than this part of the model's; of equals, the deepest."""
         whole = server.layout.count(Selection())
-        fitting = [pair for pair in self._pairs(server) if pair.params <= size * whole]
+        fitting = [pair for pair in self._pairs(server) if pair.params <= round(size * whole, 6)]
         if not fitting:
             least = min(pair.params for pair in self._pairs(server))
             raise RunError(

@@ -95,7 +95,8 @@ def _refuse_classless(server: Labelled, method: str) -> None:
 
 def learn_widths(server: Labelled, share: Share, client: Client, scaler: bool, masked_loss: bool) -> Learn:
     """Training with HeteroFL's two additions, each by switch."""
-    learn = Learn(masked(client.task, client.present) if masked_loss else plain_loss(client.task))
+    present = client.present.clone()
+    learn = Learn(masked(client.task, present), constants=(present,)) if masked_loss else Learn(plain_loss(client.task))
     return scaled(learn, server, share) if scaler else learn
 
 
@@ -114,7 +115,7 @@ def scaled(learn: Learn, server: Labelled, share: Share) -> Learn:
         for hook in hooks:
             hook.remove()
 
-    return replace(learn, prepare=prepare, finish=finish)
+    return replace(learn, prepare=prepare, finish=finish, key=(*learn.key, ratio))
 
 
 def scaled_modules(layout: Layout, selection: Selection) -> list[str]:

@@ -43,46 +43,54 @@ def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
 
 
 @torch.no_grad()
-def moments(module: nn.Module, runs: Run) -> dict[str, Moments]:
-    """What every batch norm sees while `runs` runs the module; each batch is normalised by its own statistics.
+def moments(module: nn.Module, runs: Run, parts: int = 1) -> dict[str, Moments]:
+    """What every batch norm sees while `runs` runs the module.
 
-    All else is in evaluation mode, and nothing in the module changes.
+    A batch consists of so many equal parts, one after the other, each of which is normalised by its own statistics, as if
+    it had come alone. All else is in evaluation mode, and nothing in the module changes.
     """
     seen: dict[str, Moments] = {}
-    with _watching(module, seen):
+    with _watching(module, seen, parts):
         for _ in runs:
             pass
     return seen
 
 
 @contextmanager
-def _watching(module: nn.Module, seen: dict[str, Moments]) -> Iterator[None]:
+def _watching(module: nn.Module, seen: dict[str, Moments], parts: int) -> Iterator[None]:
     norms = batch_norms(module)
     was_training = module.training
-    before = {name: (norm.momentum, norm.num_batches_tracked) for name, norm in norms.items()}
     module.eval()
-    hooks = []
     for name, norm in norms.items():
-        norm.train()
-        norm.momentum, norm.num_batches_tracked = 0.0, None  # batch statistics, and none of them kept
-        hooks.append(norm.register_forward_pre_hook(_recorder(name, seen)))
+        norm.forward = _recorder(name, norm, seen, parts)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
-        for name, norm in norms.items():
-            norm.momentum, norm.num_batches_tracked = before[name]
+        for norm in norms.values():
+            del norm.forward
         module.train(was_training)
 
 
-def _recorder(name: str, seen: dict[str, Moments]) -> Any:
-    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        values = inputs[0].transpose(0, 1).flatten(1).double()  # (channels, values)
-        found = Moments(float(values.shape[1]), values.sum(1), values.square().sum(1))
-        seen[name] = seen[name] + found if name in seen else found
+def _recorder(name: str, norm: _BatchNorm, seen: dict[str, Moments], parts: int) -> Any:
+    """Note sums, and normalise every part by its own statistics."""
 
-    return record
+    def forward(values: Tensor) -> Tensor:
+        split = values.reshape(parts, -1, *values.shape[1:]).transpose(1, 2)  # (parts, channels, examples, ...)
+        flat = split.flatten(2)
+        wide = flat if values.dtype == torch.float64 else flat.float()
+        mean, variance = wide.mean(2, keepdim=True), wide.var(2, correction=0, keepdim=True)
+        count = flat.shape[2]
+        own, spread = mean.double()[..., 0], variance.double()[..., 0]
+        found = Moments(float(parts * count), (own * count).sum(0), ((spread + own.square()) * count).sum(0))
+        seen[name] = seen[name] + found if name in seen else found
+        factor = torch.rsqrt(variance + norm.eps)
+        normed = ((wide - mean) * factor).to(values.dtype)
+        if norm.affine:
+            normed = normed * norm.weight[:, None] + norm.bias[:, None]
+        back: Tensor = normed.reshape(split.shape).transpose(1, 2).flatten(0, 1)
+        return back
+
+    return forward
 
 
 def pooled(parts: Iterable[Mapping[str, Moments]]) -> dict[str, Moments]:

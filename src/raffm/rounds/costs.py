@@ -48,7 +48,7 @@ class Cost:
 class Costs:
     """The cost of every share of a run; equal ones are looked at once.
 
-    Ask before the server moves: a threshold stands for other elements afterwards.
+    Masks that keep as many elements cost the same, but for a few bytes that say which: those of the first are taken.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -58,7 +58,7 @@ class Costs:
 
     def of(self, share: Share) -> Cost:
         """What a share costs."""
-        key = self._shape(share.selection), tuple(share.numbers.items())
+        key = self._shape(share.selection), share.counts
         if key not in self._known:
             if len(self._known) > KNOWN:
                 self._known.clear()

@@ -245,6 +245,12 @@ class Plan:
 
     def present(self, client: int) -> Tensor:
         """Which classes a client's training examples have."""
+        known: dict[int, Tensor] = self.__dict__.setdefault("_known_classes", {})
+        if client not in known:
+            known[client] = self._classes_of(client)
+        return known[client]
+
+    def _classes_of(self, client: int) -> Tensor:
         labels = self.data.dataset.train.labels
         own = labels[torch.from_numpy(self.data.split.train[client]).to(labels.device)]
         head = self.server.layout.sizes.get("classes", 0)  # may have more rows than the data have classes

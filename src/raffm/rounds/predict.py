@@ -45,7 +45,7 @@ def served(plan: Plan, workshop: Workshop, job: Job) -> nn.Module:
         resident.tensors[name].mul_(factor)
     module = resident.module.eval()
     if batch_norms(module):
-        calibrate(module, pooled(_client_moments(plan, module, client) for client in calibrating(plan, job.round)))
+        calibrate(module, pooled(_moments(plan, module, several) for several in _alike(plan, calibrating(plan, job.round))))
     return module
 
 
@@ -56,17 +56,25 @@ def calibrating(plan: Plan, round: int) -> list[int]:
     return sorted(torch.randperm(plan.data.clients, generator=draw)[:count].tolist())
 
 
-def _client_moments(plan: Plan, module: nn.Module, client: int) -> dict[str, Moments]:
-    """What a client computes on its own training examples, without augmentation."""
-    own = torch.from_numpy(plan.data.split.train[client][: plan.evaluating.calibration_examples])
+def _alike(plan: Plan, clients: Sequence[int]) -> list[list[Tensor]]:
+    """The first training examples of clients, those together that have as many, up to a batch of evaluation."""
+    own = [torch.from_numpy(plan.data.split.train[client][: plan.evaluating.calibration_examples]) for client in clients]
+    found: list[list[Tensor]] = []
+    for count in sorted({len(part) for part in own}):
+        same = [part for part in own if len(part) == count]
+        each = max(1, plan.evaluating.batch // count)
+        found += [same[begin : begin + each] for begin in range(0, len(same), each)]
+    return found
+
+
+def _moments(plan: Plan, module: nn.Module, several: Sequence[Tensor]) -> dict[str, Moments]:
+    """What clients compute on their own training examples, without augmentation, each by itself: in one pass."""
 
     def run() -> Iterator[None]:
-        for picks in torch.split(own, max(2, plan.local.batch)):
-            if len(picks) > 1 or len(own) == 1:  # one example alone says nothing about how examples differ
-                plan.task.forward(module, plan.task.batch(plan.data.dataset.train, picks))
-            yield
+        plan.task.forward(module, plan.task.batch(plan.data.dataset.train, torch.cat(list(several))))
+        yield
 
-    return moments(module, run())
+    return moments(module, run(), len(several))
 
 
 def outputs_of(plan: Plan, module: nn.Module, examples: Examples) -> Tensor:

@@ -63,15 +63,10 @@ class Workshop:
         own = plan.data.split.train[order.client]
         table = order_of(own, plan.local, plan.seed, order.round, order.client)
         batches = batches_of(plan.task, plan.data.dataset.train, table, plan.seed, order.round, order.client)
-        with _seeded(plan, order):
+        with seeded(plan, order):
             loss = train(resident.module, learn, plan.local, batches, order.round, len(table), tick)
-        update = Update(order.client, order.share, self._sent_back(resident, order.share), order.weight, client.present)
-        try:
-            _refuse_long(plan, update, held)
-            plan.method.merge(tally, server, update)
-        except UpdateError as error:
-            return Outcome(order.client, float(loss), str(error))
-        return Outcome(order.client, float(loss))
+        tensors = self._sent_back(resident, order.share)
+        return merged(plan, tally, Update(order.client, order.share, held, tensors, order.weight, client.present), float(loss))
 
     def loaded(self, share: Share, held: Held) -> Resident:
         """The module of a share's shape, with the server's current weights in it."""
@@ -85,7 +80,7 @@ class Workshop:
         return resident
 
     def _resident(self, selection: Selection) -> Resident:
-        key = _shape(self._plan, selection)
+        key = shape_of(self._plan, selection)
         if key not in self._residents:
             server = self._plan.server
             module = assembled(server.model, server.layout, selection, extract(server.tensors, server.layout, selection))
@@ -104,20 +99,35 @@ class Workshop:
         }
 
 
-def _shape(plan: Plan, selection: Selection) -> object:
+def merged(plan: Plan, tally: Tally, update: Update, loss: float) -> Outcome:
+    """Add an update to a tally, unless it is refused."""
+    try:
+        refuse_long(plan, update)
+        plan.method.merge(tally, plan.server, update)
+    except UpdateError as error:
+        return Outcome(update.client, loss, str(error))
+    return Outcome(update.client, loss)
+
+
+def shape_of(plan: Plan, selection: Selection) -> object:
     """What a resident module depends on: the sizes of its groups, and which blocks it has."""
     layout = plan.server.layout
     blocks = tuple((name, tuple(selection.kept[name].tolist())) for name in layout.depths if name in selection.kept)
     return tuple(sorted(layout.sizes_of(selection).items())), blocks
 
 
+def dropout_seed(plan: Plan, order: Order) -> int:
+    """What the random numbers within a client's module follow from."""
+    return generator(plan.seed, "dropout within", order.round, order.client).initial_seed()
+
+
 @contextmanager
-def _seeded(plan: Plan, order: Order) -> Iterator[None]:
+def seeded(plan: Plan, order: Order) -> Iterator[None]:
     """Dropout draws from the device's own generator: it is seeded for one client and put back afterwards."""
     device = next(iter(plan.server.tensors.values())).device
     source = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
     before = source.get_state()
-    source.manual_seed(generator(plan.seed, "dropout within", order.round, order.client).initial_seed())
+    source.manual_seed(dropout_seed(plan, order))
     try:
         yield
     finally:
@@ -125,7 +135,7 @@ def _seeded(plan: Plan, order: Order) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _refuse_long(plan: Plan, update: Update, held: Held) -> None:
+def refuse_long(plan: Plan, update: Update) -> None:
     """Refuse an update whose change is longer than the bound."""
     bound = plan.merging.max_norm
     if not bound:
@@ -135,6 +145,7 @@ def _refuse_long(plan: Plan, update: Update, held: Held) -> None:
     for name, tensor in update.tensors.items():
         if tensor.is_floating_point():
             change = tensor - sent[name]
+            held = update.held
             change = change * held.kept[name] if isinstance(held, Mask) and name in held.kept else change
             total += float(change.double().square().sum())
     if not total**0.5 <= bound:

@@ -1,0 +1,318 @@
+"""Clients on one GPU: every step is a CUDA graph, and the clients of a round run beside each other, a stream each.
+
+A step of a small model is a few hundred kernels of a few microseconds, and starting one from Python takes longer than that.
+So the step of each shape is captured once and replayed; the kernels of several clients fill the chip together. No graph is
+used before it was compared, over several steps, with the same step run plainly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffm.algebra.tally import Tally
+from raffm.errors import RunError
+from raffm.methods.method import Client, Held, Learn, Share, Update, nothing
+from raffm.rounds.backend import Tick, by_shape
+from raffm.rounds.plan import Order, Plan
+from raffm.rounds.predict import Job, predicted
+from raffm.rounds.workshop import Outcome, Workshop, dropout_seed, merged, seeded, shape_of
+from raffm.simulate.lane import Lane, Passes, Style, limits_are_usable
+
+REPAY = 40
+"""Steps after which a capture has paid for itself."""
+
+LANES = 64
+"""Lanes that are kept."""
+
+BURST = 10
+"""Steps of a client that are queued at a time, before it is another's turn."""
+
+CHECKED = 3
+"""Steps over which a graph is compared with the plain step."""
+
+TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 1e-1}
+"""How far the two may be apart, relative to how far the weights moved, where two plain runs are not further apart."""
+
+
+@dataclass
+class Track:
+    """A lane, its stream, and the graph of its step for inputs that lie in a certain place."""
+
+    lane: Lane
+    stream: torch.cuda.Stream
+    graph: torch.cuda.CUDAGraph | None = None
+    where: object = None
+
+
+@dataclass
+class Kind:
+    """Clients that share a step: how many steps they made so far, their tracks, and why the step is not captured."""
+
+    steps: int = 0
+    tracks: list[Track] = field(default_factory=list)
+    refused: str = ""
+    draws: bool = False
+    """Whether a step draws random numbers: those of several graphs would mix."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """An order with what its client holds and how it learns."""
+
+    order: Order
+    held: Held
+    learn: Learn
+    present: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """A client on its track, and the steps that it has still to queue."""
+
+    task: Task
+    track: Track
+    steps: Iterator[int]
+
+
+class Captured:
+    """Clients side by side on one CUDA device."""
+
+    def __init__(self, plan: Plan, lanes: int = 0, style: Style | None = None) -> None:
+        self._plan = plan
+        self._style = style or Style()
+        self._width = lanes or plan.participation.count(plan.data.clients)
+        self._workshop = Workshop(plan)
+        self._kinds: OrderedDict[object, Kind] = OrderedDict()
+        self._precision = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+        is_exact = self._style.precision == "float32"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not is_exact
+        torch.backends.cudnn.benchmark = True
+        self._main = torch.cuda.current_stream()
+
+    def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
+        """Train all clients, as many at a time as there is room for; those whose steps are not captured come last."""
+        held: dict[Share, Held] = {}
+        waiting = by_shape(orders)
+        alone: list[Order] = []
+        outcomes: list[Outcome] = []
+        while waiting:
+            running: list[Running] = []
+            while waiting and len(running) < self._width:
+                task = self._task(waiting[0], held)
+                begun = self._begun(task, running)
+                if begun is None and running and not self._kind(task).refused:
+                    break  # no room beside the others
+                waiting = waiting[1:]
+                if begun is None:
+                    alone.append(task.order)
+                else:
+                    running.append(begun)
+            self._finish(running, tick)
+            for each in running:
+                outcomes.append(self._merged(each, tally))
+                done(outcomes[-1])
+        for order in alone:
+            outcomes.append(self._workshop.train(order, tally, tick))
+            done(outcomes[-1])
+        return outcomes
+
+    def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
+        """One submodel after another, on the device."""
+        return [predicted(self._plan, self._workshop, job) for job in jobs]
+
+    def close(self) -> None:
+        """Free lanes and graphs."""
+        self._kinds.clear()
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark = self._precision
+        torch.cuda.empty_cache()
+
+    # -- who runs where ------------------------------------------------------------------------------------------
+
+    def _task(self, order: Order, held: dict[Share, Held]) -> Task:
+        plan = self._plan
+        if order.share not in held:
+            held[order.share] = plan.method.held(plan.server, order.share)
+        present = plan.present(order.client)
+        learn = plan.method.learn(plan.server, order.share, held[order.share], Client(plan.task, present))
+        return Task(order, held[order.share], learn, present)
+
+    def _kind(self, task: Task) -> Kind:
+        learn = task.learn
+        constants = tuple((tuple(tensor.shape), tensor.dtype) for tensor in learn.constants)
+        fading = None if learn.fading is None else learn.fading.aware
+        key = shape_of(self._plan, task.order.share.selection), learn.key, constants, fading
+        kind = self._kinds.setdefault(key, Kind())
+        self._kinds.move_to_end(key)
+        return kind
+
+    def _begun(self, task: Task, running: Sequence[Running]) -> Running | None:
+        """A client on its track, its first steps queued; None where it cannot run so, or not beside those that do."""
+        kind = self._kind(task)
+        kind.steps += self._plan.local.steps_of(len(self._plan.data.split.train[task.order.client]))
+        if kind.refused or (not kind.tracks and kind.steps < REPAY) or (kind.draws and running):
+            return None
+        if not limits_are_usable(task.learn.fading, task.held):
+            return None
+        try:
+            track = self._free(kind, task, running)
+            begun = Running(task, track, self._steps(task, kind, track))
+            next(begun.steps, None)
+        except torch.cuda.OutOfMemoryError as error:
+            self._without_room(running, error)
+            return None
+        return None if kind.refused else begun
+
+    def _finish(self, running: Sequence[Running], tick: Tick) -> None:
+        """Queue the other steps of all clients, a few of each in turn, so that none waits for another."""
+        left = list(running)
+        while left:
+            left = [each for each in left if next(each.steps, None) is not None]
+            tick()
+
+    def _free(self, kind: Kind, task: Task, running: Sequence[Running]) -> Track:
+        """A track of this kind on which nobody runs."""
+        busy = {id(each.track) for each in running}
+        for track in kind.tracks:
+            if id(track) not in busy:
+                return track
+        self._make_room(busy)
+        track = Track(Lane(self._plan, task.order, task.learn, self._style), torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        kind.tracks.append(track)
+        return track
+
+    def _make_room(self, busy: set[int]) -> None:
+        """Give up tracks that nobody runs on, the kinds used longest ago first, where there are too many."""
+        for kind in list(self._kinds.values()):
+            if sum(len(each.tracks) for each in self._kinds.values()) < LANES:
+                return
+            kind.tracks = [track for track in kind.tracks if id(track) in busy]
+
+    def _without_room(self, running: Sequence[Running], error: Exception) -> None:
+        """Go on with fewer lanes; where not even one fits, say what was asked for."""
+        busy = {id(each.track) for each in running}
+        for each in self._kinds.values():
+            each.tracks = [track for track in each.tracks if id(track) in busy]
+        torch.cuda.empty_cache()
+        if not running:
+            asked = str(error).partition(". GPU")[0]
+            raise RunError(f"the GPU's memory does not hold a single client: {asked}. Use a smaller batch or model.") from None
+        self._width = len(running)
+        _notice(f"the GPU has room for {self._width} clients at a time.")
+
+    # -- one client ----------------------------------------------------------------------------------------------
+
+    def _steps(self, task: Task, kind: Kind, track: Track) -> Iterator[int]:
+        """Queue all steps of a client on its stream, some at a time; gives how many are queued."""
+        lane = track.lane
+        with torch.cuda.stream(track.stream), seeded(self._plan, task.order):
+            track.stream.wait_stream(self._main)
+            lane.load(task.order, task.held, task.learn)
+            filled = lane.fill(0)
+            if track.graph is None or track.where != lane.where():
+                self._capture(task, kind, track)
+                if kind.refused:
+                    return
+                self._again(task, lane)
+        with seeded(self._plan, task.order) if kind.draws else nullcontext():
+            for step in range(lane.steps):
+                with torch.cuda.stream(track.stream):
+                    if step == filled:
+                        filled += lane.fill(step)
+                    track.graph.replay()  # type: ignore[union-attr]
+                if step % BURST == BURST - 1:
+                    yield step + 1
+
+    def _merged(self, running: Running, tally: Tally) -> Outcome:
+        """Wait for a client, and add its update to the tally."""
+        task, lane, order = running.task, running.track.lane, running.task.order
+        self._main.wait_stream(running.track.stream)
+        loss = float(lane.total) / lane.steps
+        update = Update(order.client, order.share, task.held, lane.update(order), order.weight, task.present)
+        return merged(self._plan, tally, update, loss)
+
+    # -- graphs --------------------------------------------------------------------------------------------------
+
+    def _capture(self, task: Task, kind: Kind, track: Track) -> None:
+        """Capture the step, and compare what it does over a few steps with the plain one."""
+        lane, steps = track.lane, min(CHECKED, track.lane.fill_steps, track.lane.steps)
+        if self._style.dtype != torch.float32 and task.learn.fading is None and task.learn.after_step is not nothing:
+            kind.refused = "its method changes weights after a step, which bfloat16 lanes round"
+            return
+        before = lane.values.clone()
+        source = torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn = source.get_offset()
+        lane.passes = Passes()
+        plain = [self._ran(task, lane, lane.step, steps) for _ in range(2)]
+        kind.draws = source.get_offset() != drawn
+        self._again(task, lane)
+        try:
+            track.graph = self._recorded(track)
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            self._refuse(kind, f"it cannot be captured: {str(error).splitlines()[0]}")
+            return
+        track.where = lane.where()
+        replayed = self._ran(task, lane, track.graph.replay, steps)
+        noise, gap = _gap(plain[0], plain[1], before), _gap(plain[0], replayed, before)
+        if not gap <= max(TOLERANCE[self._style.precision], 5 * noise):
+            self._refuse(kind, f"a captured step differs from the plain one by {gap:.1e}, two plain ones by {noise:.1e}")
+
+    def _ran(self, task: Task, lane: Lane, step: Callable[[], None], steps: int) -> tuple[Tensor, Tensor]:
+        """Weights and gradients after the first steps of a client."""
+        self._again(task, lane)
+        for _ in range(steps):
+            step()
+        return lane.values.clone(), lane.gradients.clone()
+
+    def _again(self, task: Task, lane: Lane) -> None:
+        """Back to the beginning of the client, random numbers too."""
+        torch.cuda.manual_seed(dropout_seed(self._plan, task.order))
+        lane.load(task.order, task.held, task.learn)
+        lane.fill(0)
+
+    def _recorded(self, track: Track) -> torch.cuda.CUDAGraph:
+        lane = track.lane
+        collector = _kernels(lane)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=track.stream):
+            lane.step()
+        if collector is not None:
+            collector.write_table()
+        return graph
+
+    def _refuse(self, kind: Kind, reason: str) -> None:
+        kind.refused, kind.tracks = reason, []
+        _notice(f"a step of {self._plan.method.name} runs plainly: {reason}.")
+
+
+def _kernels(lane: Lane) -> Any:
+    """Give a lane the passes that are single kernels, where Triton is installed."""
+    try:
+        from raffm.simulate import kernels
+    except ImportError:
+        return None
+    collector = kernels.Collector(lane.slots, len(lane.values), lane.device)
+    lane.passes = Passes(collector, kernels.publish)
+    collector.warm_up(lane.values, lane.limits, lane.fading, lane.gradients)
+    lane.show()
+    return collector
+
+
+def _gap(plain: Sequence[Tensor], captured: Sequence[Tensor], before: Tensor) -> float:
+    """How far apart two runs ended, weights relative to how far they moved, gradients to their length."""
+    moved, found = plain[0] - before, captured[0] - plain[0]
+    apart = float(found.norm() / moved.norm().clamp_min(1e-30))
+    return max(apart, float((captured[1] - plain[1]).norm() / plain[1].norm().clamp_min(1e-30)))
+
+
+def _notice(words: str) -> None:
+    logging.getLogger("raffm").warning("raffm: %s", words)

@@ -1,0 +1,308 @@
+"""A lane: one client's training in buffers that never move, so that its step can be captured once and replayed.
+
+Its step is the same as everywhere: the method's loss, backward, the method's hooks, the optimizer. What changes from client
+to client (weights, batches, rates, limits, the method's constants) is copied into place before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from raffm.algebra.axis import Where
+from raffm.algebra.mask import Mask
+from raffm.algebra.move import extract, gather, moves
+from raffm.data.task import Batch
+from raffm.methods.method import Fading, Held, Learn, nothing
+from raffm.models.label import named_tensors
+from raffm.models.surgery import assembled
+from raffm.rounds.local import order_of
+from raffm.rounds.plan import Order, Plan
+from raffm.seeds import generator
+from raffm.simulate import flat
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+FILL = 1 << 26
+"""Bytes of inputs that are made at a time (64 MiB)."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How lanes compute: "float32", "tf32" (products in 19 bits) or "bfloat16", and where the channels of images lie."""
+
+    precision: Precision = "float32"
+    channels_last: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What modules compute in."""
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes over all numbers of a step: plain ones, or kernels."""
+
+    collect: Callable[[Sequence[Tensor], Tensor, Tensor | None, bool, Tensor], None] | None = None
+    publish: Callable[[Tensor, Tensor, Tensor | None], None] = flat.publish
+
+
+class Lane:
+    """Buffers, a module and an optimizer for clients of one shape."""
+
+    def __init__(self, plan: Plan, order: Order, learn: Learn, style: Style) -> None:
+        """Make room for an order and those like it; the constants of `learn` are the lane's from now on."""
+        self.plan, self.style, self.learn = plan, style, learn
+        server, selection = plan.server, order.share.selection
+        parts = extract(server.tensors, server.layout, selection)
+        self.module = assembled(server.model, server.layout, selection, parts).train()
+        self.device = next(iter(parts.values())).device
+        self.fading = learn.fading
+        self._lay_out()
+        self._make_optimizer()
+        self._make_tables()
+        if self.fading is None:
+            self.learn.prepare(self.module)
+        if style.dtype == torch.bfloat16:
+            self.module.register_forward_hook(_widened)
+        self.passes = Passes()
+
+    # -- buffers -------------------------------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        """Put all trained parameters into one piece of memory, those that the module sees otherwise first."""
+        named = dict(self.module.named_parameters())
+        rounded = self._rounded() if self.style.dtype != torch.float32 else set()
+        faded = set(self.fading.limits) if self.fading is not None else set()
+        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        shadowed = [name for name in trained if name in rounded or name in faded]
+        names = [*shadowed, *(name for name in trained if name not in set(shadowed))]
+        slots, length = flat.arranged({name: named[name].shape for name in names}, self.style.channels_last)
+        _, seen = flat.arranged({name: named[name].shape for name in shadowed}, self.style.channels_last)
+        self.slots = slots
+        self.values = torch.zeros(length, device=self.device)
+        self.gradients = torch.zeros(length, device=self.device)
+        self.seen = torch.zeros(seen, device=self.device, dtype=self.style.dtype)
+        self.limits = torch.zeros(length // flat.BLOCK, device=self.device) if self.fading is not None else None
+        self._targets = named_tensors(self.module)[0]
+        for name, slot in slots.items():
+            named[name].data = slot.view(self.seen if name in set(shadowed) else self.values)
+            self._targets[name] = slot.view(self.values)
+        for name, parameter in named.items():
+            if name in rounded and name not in trained:
+                parameter.data = parameter.data.to(self.style.dtype)
+        self.parameters = [named[name] for name in names]
+        self._places = [slot.view(self.gradients) for slot in slots.values()]
+
+    def _rounded(self) -> set[str]:
+        """All parameters but those of batch norms, which need their range."""
+        own = {
+            id(parameter)
+            for child in self.module.modules()
+            if isinstance(child, _BatchNorm)
+            for parameter in child.parameters()
+        }
+        return {name for name, parameter in self.module.named_parameters() if id(parameter) not in own}
+
+    def _make_optimizer(self) -> None:
+        """An optimizer over everything at once, with its memory made beforehand and its rate in a tensor."""
+        local = self.plan.local
+        self.rate = torch.zeros((), device=self.device)
+        whole = nn.Parameter(self.values)
+        whole.grad = self.gradients
+        options: dict[str, Any] = {"lr": self.rate, "weight_decay": local.weight_decay, "fused": True}
+        if local.optimizer == "adamw":
+            on_cuda = self.device.type == "cuda"
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW([whole], betas=local.betas, capturable=on_cuda, **options)
+        else:
+            self.optimizer = torch.optim.SGD([whole], momentum=local.momentum, **options)
+        self.optimizer.step()  # all gradients are 0: makes the memory, moves nothing
+        self._whole = whole
+        self._before = torch.zeros_like(self.values) if self._has_memory and self.fading is not None else None
+
+    @property
+    def _has_memory(self) -> bool:
+        """Whether the optimizer moves a number that has no gradient."""
+        local = self.plan.local
+        return local.optimizer == "adamw" or bool(local.momentum) or bool(local.weight_decay)
+
+    def _make_tables(self) -> None:
+        """Inputs of several steps, labels, rates and the number of the step."""
+        local = self.plan.local
+        batch = self.plan.task.batch(self.plan.data.dataset.train, torch.zeros(local.batch, dtype=torch.int64))
+        bytes_of_step = sum(tensor.numel() * tensor.element_size() for tensor in batch.inputs.values())
+        self.fill_steps = max(1, FILL // max(1, bytes_of_step))
+        self._inputs: dict[str, Tensor] = {}
+        self._labels = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._rates = torch.zeros(0, device=self.device)
+        self._rows = torch.arange(local.batch, device=self.device)
+        self.step_number = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.total = torch.zeros((), device=self.device)
+
+    # -- one client ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def load(self, order: Order, held: Held, learn: Learn) -> None:
+        """Everything of a client but its batches; `learn` is its own."""
+        server = self.plan.server
+        for name, move in moves(server.layout, order.share.selection).items():
+            _fill(self._targets[move.name], server.tensors[name].detach(), move.where)
+        if isinstance(held, Mask):
+            for name, kept in held.kept.items():
+                self._targets[name].mul_(kept)
+        for mine, theirs in zip(self.learn.constants, learn.constants, strict=True):
+            mine.copy_(theirs)
+        if self.limits is not None:
+            limits = learn.fading.limits if learn.fading is not None else {}
+            self.limits.copy_(flat.by_block(self.slots, len(self.values), limits))
+        for memory in self.optimizer.state[self._whole].values():
+            if isinstance(memory, Tensor):
+                memory.zero_()
+        self.total.zero_()
+        self.show()
+        self._plan_steps(order)
+
+    def _plan_steps(self, order: Order) -> None:
+        """The client's examples step by step, how each is augmented, and the rate of every step."""
+        plan, local = self.plan, self.plan.local
+        own = plan.data.split.train[order.client]
+        self._table = order_of(own, local, plan.seed, order.round, order.client)
+        self._moves = plan.task.draw(tuple(self._table.shape), generator(plan.seed, "augment", order.round, order.client))
+        self.steps = len(self._table)
+        self._all_rates = torch.tensor([local.rate(order.round, step, self.steps) for step in range(self.steps)])
+
+    @torch.no_grad()
+    def fill(self, begin: int) -> int:
+        """Make the inputs of the next steps; give how many there are."""
+        count = min(self.fill_steps, self.steps - begin)
+        picks = self._table[begin : begin + count].reshape(-1)
+        moved = self._moves[begin : begin + count].flatten(0, 1)
+        batch = self.plan.task.batch(self.plan.data.dataset.train, picks, moved)
+        capacity = min(self.fill_steps, self.steps) * self.plan.local.batch
+        for name, tensor in batch.inputs.items():
+            self._put(name, self._styled(tensor), capacity)
+        self._labels = _grown(self._labels, batch.labels, capacity)
+        self._labels[: len(batch.labels)].copy_(batch.labels)
+        rates = self._all_rates[begin : begin + count].to(self.device)
+        self._rates = _grown(self._rates, rates, min(self.fill_steps, self.steps))
+        self._rates[:count].copy_(rates)
+        self.step_number.zero_()
+        return count
+
+    def _put(self, name: str, tensor: Tensor, capacity: int) -> None:
+        self._inputs[name] = _grown(self._inputs.get(name, tensor[:0]), tensor, capacity)
+        self._inputs[name][: len(tensor)].copy_(tensor)
+
+    def _styled(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self.style.dtype) if tensor.is_floating_point() else tensor
+        is_image = self.style.channels_last and tensor.dim() == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
+
+    def where(self) -> object:
+        """Where the inputs of a step lie; a graph holds for one place."""
+        tables = {**self._inputs, "labels": self._labels, "rates": self._rates}
+        return tuple((name, tensor.data_ptr(), tuple(tensor.shape)) for name, tensor in tables.items())
+
+    def show(self) -> None:
+        """Bring what the module sees in line with the values."""
+        if len(self.seen):
+            self.passes.publish(self.values, self.seen, self.limits)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """The next step of the client."""
+        batch = self._batch()
+        loss = self.learn.loss(self.module, batch)
+        gradients = torch.autograd.grad(loss, self.parameters)
+        self._move(self._hooked(gradients), loss)
+
+    def _batch(self) -> Batch:
+        rows = self._rows + self.step_number * len(self._rows)
+        inputs = {name: self._styled(tensor.index_select(0, rows)) for name, tensor in self._inputs.items()}
+        return Batch(inputs, self._labels.index_select(0, rows))
+
+    def _hooked(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients after the method's own hook, each laid out as its place is."""
+        if self.fading is None and self.learn.after_backward is not nothing:
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.learn.after_backward(self.module)
+            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            for parameter in self.parameters:
+                parameter.grad = None
+        return [_laid_like(gradient, slot) for gradient, slot in zip(gradients, self.slots.values(), strict=True)]
+
+    @torch.no_grad()
+    def _move(self, gradients: Sequence[Tensor], loss: Tensor) -> None:
+        aware = self.fading is not None and self.fading.aware
+        if self.passes.collect is not None:
+            self.passes.collect(gradients, self.values, self.limits, aware, self.gradients)
+        else:
+            flat.collect(gradients, self._places)
+            if self.limits is not None:
+                flat.fade_gradients(self.gradients, self.values, self.limits, aware)
+        if self.plan.local.clip:
+            nn.utils.clip_grad_norm_([self._whole], self.plan.local.clip)
+        if self._before is not None:
+            self._before.copy_(self.values)
+        self.rate.copy_(self._rates.index_select(0, self.step_number[None])[0])
+        self.optimizer.step()
+        if self._before is not None and self.limits is not None:
+            flat.keep_faded(self.values, self._before, self.limits)
+        self.show()
+        if self.fading is None:
+            self.learn.after_step(self.module)
+        self.total.add_(loss.detach())
+        self.step_number.add_(1)
+
+    def update(self, order: Order) -> dict[str, Tensor]:
+        """What the client sends back: everything but transient buffers."""
+        layout = self.plan.server.layout
+        plan = moves(layout, order.share.selection)
+        return {move.name: self._targets[move.name].detach() for name, move in plan.items() if layout.kind(name) != "transient"}
+
+
+def _fill(target: Tensor, source: Tensor, where: tuple[Where, ...]) -> None:
+    """Copy the part of a tensor at these positions."""
+    if any(isinstance(place, Tensor) for place in where):
+        target.copy_(gather(source, where))
+        return
+    for axis, place in enumerate(where):
+        if isinstance(place, slice):
+            source = source.narrow(axis, place.start, place.stop - place.start)
+    target.copy_(source)
+
+
+def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
+    """A buffer with room for so many rows; the same one as long as it has it."""
+    if len(buffer) >= capacity and buffer.shape[1:] == like.shape[1:]:
+        return buffer
+    made = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    is_image = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return made.contiguous(memory_format=torch.channels_last) if is_image else made
+
+
+def _laid_like(gradient: Tensor, slot: flat.Slot) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last if slot.channels_last else torch.contiguous_format)
+
+
+def _widened(module: nn.Module, _: Any, output: Any) -> Any:
+    """What a model says in float32, so that losses are."""
+    if isinstance(output, Tensor):
+        return output.float()
+    for name, entry in list(vars(output).items()):
+        if isinstance(entry, Tensor) and entry.dtype == torch.bfloat16:
+            setattr(output, name, entry.float())
+    return output
+
+
+def limits_are_usable(fading: Fading | None, held: Held) -> bool:
+    """Whether limits alone say what is seen: at a limit of 0 everything would be."""
+    return fading is None or not isinstance(held, Mask) or min(fading.limits.values(), default=1.0) > 0

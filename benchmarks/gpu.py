@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from raffm.models.load import trainable
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.evaluate import evaluate
 from raffm.rounds.local import Local
-from raffm.rounds.loop import train
+from raffm.rounds.loop import Keeping, train
 from raffm.rounds.plan import Evaluating, Order, Participation, Plan
 from raffm.simulate import captured
 from raffm.simulate.captured import Captured
@@ -201,30 +202,45 @@ def growth(repeats: int) -> list[dict[str, Any]]:
     found = []
     for registered, asked in ((100, 1), (100, 3), (100, 10), (100, 30), (100, 100), (1000, 10), (10_000, 10), (50_000, 10)):
         data = federation(registered, 50_000, 10_000)
-        taken = rounds_of("heterofl", data, 20, repeats, Style("bfloat16", True), asked=asked, tested=False)
+        taken = rounds_of("heterofl", data, 40, repeats, Style("bfloat16", True), asked=asked, tested=False)
         found.append({"registered": registered, "asked": asked, "median": taken["median"]})
         print(found[-1], flush=True)
     return found
 
 
-def accuracy(rounds: int) -> list[dict[str, Any]]:
+BACKENDS: dict[str, Callable[[Plan], Backend]] = {
+    "serial": Serial,
+    "captured": lambda plan: Captured(plan, style=Style("float32", True)),
+    "captured bfloat16": lambda plan: Captured(plan, style=Style("bfloat16", True)),
+}
+
+
+def accuracy(rounds: int, backends: Sequence[str]) -> list[dict[str, Any]]:
     """A short run on CIFAR-10 (`$RAFFM_DATA`) on both backends in float32, and in bfloat16, with two seeds."""
     found = []
     for seed in (0, 1):
-        for name, make in {
-            "serial": Serial,
-            "captured": lambda plan: Captured(plan, style=Style("float32", True)),
-            "captured bfloat16": lambda plan: Captured(plan, style=Style("bfloat16", True)),
-        }.items():
+        for name in backends:
             data = on_device(load_data("cifar10", clients=50, split="iid", validation=0.0, seed=seed))
             shapes = {"widths": (16, 32, 64), "depths": (1, 1, 1)}
             plan = replace(plan_of("fiarse", data, 50, changes=shapes), rounds=rounds, seed=seed)
             begin = time.perf_counter()
-            results = train(plan, make(plan))
+            results = train(plan, BACKENDS[name](plan))
             last = {size: scores.test["accuracy"] for size, scores in results.evaluations[-1].sizes.items()}
             found.append({"backend": name, "seed": seed, "seconds": time.perf_counter() - begin, **last})
             print(found[-1], flush=True)
     return found
+
+
+def long_run(rounds: int) -> dict[str, Any]:
+    """FIARSE from beginning to end: rounds, evaluation and checkpoint after every 20th."""
+    data = on_device(load_data("cifar10", clients=100, split="dirichlet-balanced", alpha=0.3, validation=0.0))
+    plan = plan_of("fiarse", data, 100)
+    plan = replace(plan, rounds=rounds, evaluating=replace(plan.evaluating, every=20))
+    begin = time.perf_counter()
+    with TemporaryDirectory() as folder:
+        results = train(plan, Captured(plan, style=Style("bfloat16", True)), Keeping(Path(folder) / "checkpoint", every=20))
+    last = {size: scores.test["accuracy"] for size, scores in results.evaluations[-1].sizes.items()}
+    return {"rounds": rounds, "seconds": time.perf_counter() - begin, "train": len(data.dataset.train), **last}
 
 
 def on_device(data: Federation) -> Federation:
@@ -241,12 +257,15 @@ def main() -> None:
     """Check, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer steps and repeats")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds of every method that count (default 9)")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--rounds", type=int, default=800, help="rounds of the long run (default 800)")
+    parser.add_argument("--backends", default=",".join(BACKENDS), help="those whose accuracy is measured (default: all)")
     parser.add_argument("--what", default="equal,rounds,eager,vit,growth,accuracy,long")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "gpu.json")
     options = parser.parse_args()
     methods, what = options.methods.split(","), options.what.split(",")
-    steps, repeats = (20, 2) if options.quick else (100, 9)
+    steps, repeats = (20, 2) if options.quick else (100, options.repeats)
     bf16 = Style("bfloat16", True)
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
     results |= {"date": date.today().isoformat(), "torch": torch.__version__, "cuda": torch.version.cuda}
@@ -270,9 +289,14 @@ def main() -> None:
         keep("vit", vit_base(data, 3))
         print(results["vit"], flush=True)
     if "growth" in what:
-        keep("growth", growth(3))
+        keep("growth", growth(12))
     if "accuracy" in what:
-        keep("accuracy", accuracy(10 if options.quick else 40))
+        again = options.backends.split(",")
+        known = [row for row in results.get("accuracy", []) if row["backend"] not in again]
+        keep("accuracy", known + accuracy(10 if options.quick else 20, again))
+    if "long" in what:
+        keep("long", long_run(options.rounds))
+        print(results["long"], flush=True)
 
 
 if __name__ == "__main__":

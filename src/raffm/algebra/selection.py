@@ -74,7 +74,7 @@ class Selection:
         if not label.axes or not layout.is_held(self, name):
             return [torch.full((length,), layout.is_held(self, name)) for length in lengths or (1,)]
         where = [positions(axis, layout.sizes, self.kept, layout.bases) for axis in label.axes]
-        return [_indicator(length, place) for length, place in zip(lengths, where, strict=True)]
+        return [indicator(length, place) for length, place in zip(lengths, where, strict=True)]
 
     def to_json(self) -> dict[str, Indices]:
         """Plain integers: a number for "the first n", a list otherwise."""
@@ -89,7 +89,8 @@ def _plain(indices: Tensor) -> Indices:
     return listed
 
 
-def _indicator(length: int, where: Where) -> Tensor:
+def indicator(length: int, where: Where) -> Tensor:
+    """Which positions of an axis are among these."""
     held = torch.zeros(length, dtype=torch.bool)
     held[slice(None) if where is None else where] = True
     return held

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from raffm.algebra.axis import Where
 from raffm.algebra.layout import Layout
-from raffm.algebra.move import Tensors
-from raffm.algebra.selection import Selection
+from raffm.algebra.move import Tensors, moves
+from raffm.algebra.selection import Selection, indicator
 
 SMALL = 1 << 14
 """Elements of a tensor that is added in one call with others (64 KiB of float32)."""
@@ -28,8 +28,12 @@ def shapes_of(layout: Layout, selection: Selection) -> dict[str, tuple[int, ...]
 
 @lru_cache(maxsize=4096)
 def factors_of(layout: Layout, selection: Selection, name: str) -> list[Tensor]:
-    """Who holds what along every axis; rounds ask for the same ones again."""
-    return selection.factors(layout, name)
+    """Who holds what along every axis, as `selection.factors` has it, from positions that are known already."""
+    lengths = layout.labels[name].shape(layout.sizes)
+    move = moves(layout, selection).get(name)
+    if move is None or not lengths:
+        return [torch.full((length,), move is not None) for length in lengths or (1,)]
+    return [indicator(length, place) for length, place in zip(lengths, move.where, strict=True)]
 
 
 def count_at(place: Where, length: int) -> int:

@@ -370,12 +370,12 @@ class Tally:
         like = self._sum(name)
         factors = [factors_of(self._layout, selection, name) for selection in self._weights]
         axes = [torch.stack(rows) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
-        axes = [(rows[:, :1] if bool((rows == 1).all()) else rows).to(like) for rows in axes]
-        weights = torch.tensor(list(self._weights.values()), dtype=torch.float64).to(like)[:, None]
+        axes = [(rows[:, :1] if bool((rows == 1).all()) else rows).to(like.dtype) for rows in axes]
+        weights = torch.tensor(list(self._weights.values()), dtype=torch.float64).to(like.dtype)[:, None]
         columns = torch.ones_like(weights)
         for rows in axes[1:]:
             columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
-        product = (axes[0] * weights).T @ columns
+        product = ((axes[0] * weights).T @ columns).to(like.device)  # one copy to a GPU, not one for every axis
         return added(written, product.view([rows.shape[1] for rows in axes] if like.dim() else []))
 
 

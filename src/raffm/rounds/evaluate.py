@@ -77,30 +77,44 @@ def evaluate(plan: Plan, backend: Backend, round: int) -> tuple[Evaluation, Clie
 def _scores(plan: Plan, several: Sequence[Sequence[Tensor]]) -> tuple[Scores, list[float | None]]:
     """Scores from the outputs of one or more submodels, whose metrics are averaged."""
     dataset = plan.data.dataset
-    test = mean_metrics([_measured(plan, outputs[0], dataset.test) for outputs in several])
+    tested = [_Said.of(plan, outputs[0], dataset.test) for outputs in several]
+    test = mean_metrics([said.metrics(plan) for said in tested])
     validation: Metrics = {}
     if dataset.validation is not None:
-        validation = mean_metrics([_measured(plan, outputs[1], dataset.validation) for outputs in several])
-    each = _by_client(plan, [outputs[0] for outputs in several])
+        validation = mean_metrics([_Said.of(plan, outputs[1], dataset.validation).metrics(plan) for outputs in several])
+    each = _by_client(plan, tested)
     known = [metrics for metrics in each if metrics is not None]
     main = next(iter(test))
     listed = [None if metrics is None else metrics[main] for metrics in each]
     return Scores(test, validation, mean_metrics(known), _worst_decile(known, main)), listed
 
 
-def _measured(plan: Plan, outputs: Tensor, examples: Examples) -> Metrics:
-    labels = examples.labels.cpu()
-    return {**plan.task.metrics(outputs, labels), "loss": float(plan.task.losses(outputs, labels).mean())}
+@dataclass(frozen=True, eq=False)
+class _Said:
+    """What a submodel said to some examples, their labels, and the loss of each."""
+
+    outputs: Tensor
+    labels: Tensor
+    losses: Tensor
+
+    @staticmethod
+    def of(plan: Plan, outputs: Tensor, examples: Examples) -> _Said:
+        labels = examples.labels.cpu()
+        return _Said(outputs, labels, plan.task.losses(outputs, labels))
+
+    def to(self, own: Tensor) -> _Said:
+        return _Said(self.outputs[own], self.labels[own], self.losses[own])
+
+    def metrics(self, plan: Plan) -> Metrics:
+        return {**plan.task.metrics(self.outputs, self.labels), "loss": float(self.losses.mean())}
 
 
-def _by_client(plan: Plan, several: Sequence[Tensor]) -> list[Metrics | None]:
+def _by_client(plan: Plan, several: Sequence[_Said]) -> list[Metrics | None]:
     """The metrics of every client on its own test examples; None for a client that has none."""
-    labels = plan.data.dataset.test.labels.cpu()
     found: list[Metrics | None] = []
     for client in range(plan.data.clients):
         own = torch.from_numpy(plan.data.split.test[client])
-        part = Examples({}, labels[own])
-        found.append(mean_metrics([_measured(plan, outputs[own], part) for outputs in several]) if len(own) else None)
+        found.append(mean_metrics([said.to(own).metrics(plan) for said in several]) if len(own) else None)
     return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +40,14 @@ BURST = 10
 CHECKED = 3
 """Steps over which a graph is compared with the plain step."""
 
-TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 1e-1}
-"""How far the two may be apart, relative to how far the weights moved."""
+TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
+"""How far the two may be apart after one step, relative to how far the weights moved."""
+
+LATER = 1e-1
+"""The same after all of them: sums in another order may push an activation over the kink of a ReLU."""
 
 TRIES = 3
-"""Runs of which one must agree: sums in another order may push an activation over the kink of a ReLU, in any run."""
+"""Runs of which one must agree."""
 
 
 @dataclass
@@ -100,11 +104,13 @@ class Captured:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not is_exact
         torch.backends.cudnn.benchmark = True
         self._main = torch.cuda.current_stream()
+        self._copies: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
         """Train all clients, as many at a time as there is room for; those whose steps are not captured come last."""
         held: dict[Share, Held] = {}
-        waiting = by_shape(orders)
+        sizes = {order.share: self._plan.server.layout.count(order.share.selection) for order in orders}
+        waiting = sorted(by_shape(orders), key=lambda order: -sizes[order.share])  # the longest begin first
         alone: list[Order] = []
         outcomes: list[Outcome] = []
         while waiting:
@@ -120,7 +126,7 @@ class Captured:
                 else:
                     running.append(begun)
             self._finish(running, tick)
-            for each in running:
+            for each in reversed(running):  # the shortest end first
                 outcomes.append(self._merged(each, tally))
                 done(outcomes[-1])
         for order in alone:
@@ -130,18 +136,28 @@ class Captured:
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
         """One submodel after another, on the device, computed as the lanes do."""
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._style.dtype == torch.bfloat16):
-            return [predicted(self._plan, self._workshop, job, self._laid_out) for job in jobs]
+        return [self._predicted(job) for job in jobs]
+
+    def _predicted(self, job: Job) -> list[Tensor]:
+        is_rounded = self._style.dtype == torch.bfloat16
+        with torch.autocast("cuda", torch.bfloat16, enabled=is_rounded, cache_enabled=False):  # weights change between jobs
+            return predicted(self._plan, self._workshop, job, self._laid_out)
 
     def _laid_out(self, module: nn.Module) -> nn.Module:
-        """A copy of a module with its channels where the lanes have them."""
+        """A copy of a module with its channels where the lanes have them; kept, since copying structure takes long."""
         if not self._style.channels_last:
             return module
-        return copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        if module not in self._copies:
+            copied = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._copies[module] = copied
+        mine, given = ([*each.parameters(), *each.buffers()] for each in (self._copies[module], module))
+        torch._foreach_copy_(mine, given)
+        return self._copies[module]
 
     def close(self) -> None:
         """Free lanes and graphs."""
         self._kinds.clear()
+        self._copies.clear()
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark = self._precision
         torch.cuda.empty_cache()
 
@@ -272,19 +288,21 @@ class Captured:
             self._refuse(kind, f"it cannot be captured: {str(error).splitlines()[0]}")
             return
         track.where = lane.where()
-        gaps: list[float] = []
-        while len(gaps) < TRIES and not min(gaps, default=1.0) <= TOLERANCE[self._style.precision]:
+        for _ in range(TRIES):
             replayed = self._ran(task, lane, track.graph.replay, steps)
-            gaps.append(min(_gap(one, replayed, before) for one in plain))
-        if not min(gaps) <= TOLERANCE[self._style.precision]:
-            self._refuse(kind, f"a captured step differs from the plain one by {min(gaps):.1e}")
+            first, last = (min(_gap(one[place], replayed[place], before) for one in plain) for place in (0, 1))
+            if first <= TOLERANCE[self._style.precision] and last <= LATER:
+                return
+        self._refuse(kind, f"a captured step differs from the plain one by {first:.1e}, {steps} of them by {last:.1e}")
 
-    def _ran(self, task: Task, lane: Lane, step: Callable[[], None], steps: int) -> tuple[Tensor, Tensor]:
-        """Weights and gradients after the first steps of a client."""
+    def _ran(self, task: Task, lane: Lane, step: Callable[[], None], steps: int) -> list[tuple[Tensor, Tensor]]:
+        """Weights and gradients after the first step of a client, and after the first few."""
         self._again(task, lane)
-        for _ in range(steps):
+        step()
+        found = [(lane.values.clone(), lane.gradients.clone())]
+        for _ in range(steps - 1):
             step()
-        return lane.values.clone(), lane.gradients.clone()
+        return [*found, (lane.values.clone(), lane.gradients.clone())]
 
     def _again(self, task: Task, lane: Lane) -> None:
         """Back to the beginning of the client, random numbers too."""

@@ -151,8 +151,9 @@ class Lane:
     def load(self, order: Order, held: Held, learn: Learn) -> None:
         """Everything of a client but its batches; `learn` is its own."""
         server = self.plan.server
-        for name, move in moves(server.layout, order.share.selection).items():
-            _fill(self._targets[move.name], server.tensors[name].detach(), move.where)
+        found = moves(server.layout, order.share.selection)
+        parts = [_part(server.tensors[name].detach(), move.where) for name, move in found.items()]
+        torch._foreach_copy_([self._targets[move.name] for move in found.values()], parts)
         if isinstance(held, Mask):
             for name, kept in held.kept.items():
                 self._targets[name].mul_(kept)
@@ -269,15 +270,14 @@ class Lane:
         return {move.name: self._targets[move.name].detach() for name, move in plan.items() if layout.kind(name) != "transient"}
 
 
-def _fill(target: Tensor, source: Tensor, where: tuple[Where, ...]) -> None:
-    """Copy the part of a tensor at these positions."""
+def _part(source: Tensor, where: tuple[Where, ...]) -> Tensor:
+    """The part of a tensor at these positions, where it lies if that is possible."""
     if any(isinstance(place, Tensor) for place in where):
-        target.copy_(gather(source, where))
-        return
+        return gather(source, where)
     for axis, place in enumerate(where):
         if isinstance(place, slice):
             source = source.narrow(axis, place.start, place.stop - place.start)
-    target.copy_(source)
+    return source
 
 
 def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:

@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-oldest check bench bench-others docs clean
+.PHONY: help setup demo test test-all test-oldest check bench bench-others bench-gpu docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -52,6 +52,9 @@ bench-others: setup ## Measure a round against pfl, Flower and plain loops (a qu
 	test -x .venv-others/bin/python || $(PYTHON) -m venv .venv-others
 	test -x .venv-others/bin/flwr || .venv-others/bin/pip install -q torch==2.13.0 pfl==0.6.0 'flwr[simulation]==1.41.0'
 	$(BIN)/python -m benchmarks.others
+
+bench-gpu: ## Check the captured backend on a GPU and measure it (half an hour; needs CUDA, and CIFAR-10 in RAFFM_DATA)
+	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu
 
 docs: setup ## Write the generated parts of README and docs anew
 	$(BIN)/python scripts/check_generated.py --write

@@ -41,7 +41,9 @@ def train(
     rounds: Annotated[int | None, typer.Option(help="How many rounds. [default: 20]")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the clients. [default: 0.001]")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of every random choice. [default: 0]")] = None,
-    backend: Annotated[str | None, typer.Option(help="serial, or pooled: worker processes. [default: serial]")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="serial, pooled (worker processes), or captured (graphs on a GPU). [serial]")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other setting, as in the file: --set local.epochs=3. May be repeated."),

@@ -12,7 +12,7 @@ from commands import raffm
 from raffm.compare import Contest, compare
 from raffm.errors import CheckpointError, RunError
 from raffm.methods import METHODS
-from raffm.report.comparison import Compared, lines_of, reached
+from raffm.report.comparison import Compared, as_markdown, lines_of, reached
 from raffm.report.folder import read_results
 from raffm.rounds.results import Evaluation, Results, Round, Scores, Size
 from raffm.settings import Settings, read_settings
@@ -200,6 +200,23 @@ def test_all_methods_on_digits(tmp_path: Path) -> None:
     table = json.loads((tmp_path / "comparison.json").read_text())["table"]
     assert {line["method"] for line in table} == set(METHODS)
     assert all(line["metric"] > 0.5 for line in table if line["size"] == "1" and line["method"] != "fedavg-capable")
+
+
+def test_the_files_say_which_switches_methods_had_and_whose_full_model_is_larger(tmp_path: Path) -> None:
+    methods = {"heterofl": {"name": "heterofl", "scaler": False}, "scalefl": {"name": "scalefl", "exits": 2}}
+    compare(Contest(quick(), methods), tmp_path)
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    assert [entry["switches"] for entry in written["methods"]] == [{"scaler": False}, {"exits": 2}]
+    assert written["tests"] == "honest"
+    assert "exits = 2" in (tmp_path / "report.html").read_text()
+    assert "A size is a part of each method's own full model: scalefl's has" in (tmp_path / "comparison.md").read_text()
+
+
+def test_a_score_that_is_no_number_has_no_spread() -> None:
+    broken = made("broken", [[0.5, 0.6], [float("nan"), 0.6]])
+    (line,) = lines_of([broken])
+    assert line.spread is None
+    assert "nan" not in as_markdown([broken]).lower()
 
 
 def test_equal_differences_of_fractions_are_equal() -> None:

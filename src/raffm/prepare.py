@@ -127,6 +127,9 @@ class _tokenizer:
     def __call__(self, *texts: Any, **options: Any) -> Any:
         return self._made()(*texts, **options)
 
+    def __len__(self) -> int:
+        return len(self._made())
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._made(), name)
 

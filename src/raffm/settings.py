@@ -89,6 +89,8 @@ class BackendSettings:
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise RunError(f"there cannot be {self.workers} workers. 0 means as many as there are cores.")
+        if self.precision not in ("float32", "tf32", "bfloat16"):
+            raise RunError(f"backend.precision is float32, tf32 or bfloat16, not {self.precision!r}.")
         if self.lanes < 0:
             raise RunError(f"there cannot be {self.lanes} lanes. 0 means as many as a round has clients.")
 

@@ -131,6 +131,41 @@ def test_evaluate_of_batch_norms_gives_the_last_numbers(tmp_path: Path) -> None:
     assert_last_numbers(json.loads(again.stdout), json.loads((tmp_path / "run" / "results.json").read_text()))
 
 
+@pytest.mark.parametrize("method", ["scalefl", "heterofl"])
+def test_texts_are_trained_and_evaluated_from_the_command_line(method: str, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3, "film": 4}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]").save_pretrained(tmp_path / "words")
+    rows = [f"{word} film,{label}" for word, label in (("good", 1), ("bad", 0))] * 60
+    (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]))
+    words = ["--model=bert:tiny", f"--method={method}", f"--data={tmp_path / 'films.csv'}", "--fleet=1, 1/4", "--rounds=2"]
+    words += [f"--set=data.tokenizer={tmp_path / 'words'}", "--clients=6", "--set=participation.clients=3", "--lr=0.01"]
+    ran = raffm("train", *words, f"--folder={tmp_path / 'run'}", "--no-tensorboard")
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [size["name"] for size in results["sizes"]] == ["1", "1/4"]
+    assert raffm("evaluate", tmp_path / "run").returncode == 0
+
+
+def test_tests_as_published_are_marked_everywhere(tmp_path: Path) -> None:
+    """Also where a client's last batch has one example, and maps are one pixel."""
+    words = ["--model=resnet18", "--set=model.widths=[8,8,8,8]", "--set=model.depths=[1,1,1,1]", "--method=fiarse"]
+    words += ["--clients=30", "--set=local.batch=11", "--rounds=1", "--as-published", "--set=participation.clients=2"]
+    ran = raffm("train", *words, "--fleet=1, 1/4", f"--folder={tmp_path / 'run'}", "--no-tensorboard")
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["run"]["data"]["split"] == "dirichlet-balanced"
+    assert results["run"]["data"]["parameters"] == {"alpha": 0.3, "tests": "unrelated"}
+    assert results["run"]["evaluate"]["norms"] == "test-batches"
+    for name in ("report.html", "metrics.md"):
+        assert "Tests as published: a client's test examples are unrelated" in (tmp_path / "run" / name).read_text().replace(
+            "&#x27;", "'"
+        )
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         assert_refused(raffm("evaluate", place), "there is no folder")
@@ -193,6 +228,12 @@ def wrongly(tmp_path: Path, *words: object, **files: str) -> Ran:
         (["--set=participation.clients=500"], "a round asks 500 clients, but there are 20"),
         (["--set=data.validation=2"], "the validation share is 2.0"),
         (["--set=data.image_size=-3"], "image_size is -3"),
+        (["--as-published", "--split=iid"], "with the split dirichlet-balanced, but this run has 'iid'"),
+        (["--method=scalefl", "--set=method.exits=0"], "scalefl needs at least 1 exit and 0 convolutions, not 0 and 3"),
+        (["--method=scalefl", "--set=method.temperature=inf"], "both finite, not 0.05 and inf"),
+        (["--method=scalefl", "--model=gpt2:tiny"], "gpt2"),
+        (["--set=backend.precision=float16", "--backend=captured"], "backend.precision"),
+        (["--set=backend.lanes=-1"], "there cannot be -1 lanes"),
     ],
 )
 def test_wrong_settings_give_one_message_and_exit_2(words: list[str], expected: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from raffm.rounds.loop import Keeping, Watcher, train
 from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
 from raffm.rounds.results import Results
 
-METHODS = ("fedavg", "fedrolex", "fiarse", "heterofl", "raffm")
+METHODS = ("fedavg", "fedrolex", "fiarse", "fiarse-structured", "heterofl", "raffm", "scalefl")
 VIT, RESNET = "vit:tiny", "raffm_resnet:tiny"
 
 

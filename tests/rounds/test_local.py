@@ -281,7 +281,7 @@ def test_a_round_of_fedavg_is_the_weighted_mean_of_plainly_trained_models() -> N
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "scalefl"])  # trains other names, and all exits
 @pytest.mark.parametrize("model", ["vit:tiny", RESNET])
 def test_a_run_of_full_clients_is_that_of_fedavg_for_every_method(method: str, model: str) -> None:
     from raffm.methods import method_of

@@ -30,7 +30,7 @@ def compare(
 ) -> None:
     """Compare methods on the same data, cohorts and learning rates. Stop it and start it again at any time."""
     from raffm.cli.show import quiet
-    from raffm.cli.train import AS_PUBLISHED, merged, told_when_stopped
+    from raffm.cli.train import merged, published, told_when_stopped
     from raffm.compare import Contest
     from raffm.compare import compare as compared
     from raffm.methods import METHODS
@@ -38,7 +38,8 @@ def compare(
     from raffm.settings import read_file, read_settings
 
     quiet()
-    content = merged(read_file(run) if run is not None else {}, AS_PUBLISHED if as_published else {}, set_ or [])
+    content = merged(read_file(run) if run is not None else {}, {}, set_ or [])
+    content = published(content) if as_published else content
     given = content.pop("method", {})
     switches = given if isinstance(given, dict) else {}
     settings = read_settings(content)

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from raffm.settings import Settings
 
 
-AS_PUBLISHED = {"data.split": "dirichlet-balanced", "data.tests": "unrelated", "evaluate.norms": "test-batches"}
-"""How FIARSE's published code splits test data and normalises: not what we recommend, but what its figures come from."""
-
-
 def train(
     run: Annotated[Path | None, typer.Argument(help="A TOML file with the settings of the run; flags win over it.")] = None,
     method: Annotated[str | None, typer.Option(help="raffm, fiarse, heterofl, ...: see docs/methods. [raffm]")] = None,
@@ -77,10 +73,23 @@ def train(
         "seed": seed,
         "backend.name": backend,
         "merging.strict": True if strict else None,
-        **(AS_PUBLISHED if as_published else {}),
     }
-    settings = read_settings(merged(content, {key: value for key, value in given.items() if value is not None}, set_ or []))
-    run_settings(settings, folder, resume, tensorboard)
+    content = merged(content, {key: value for key, value in given.items() if value is not None}, set_ or [])
+    run_settings(read_settings(published(content) if as_published else content), folder, resume, tensorboard)
+
+
+def published(content: dict[str, Any]) -> dict[str, Any]:
+    """The settings with tests as FIARSE's published code has them: not what we recommend, but what its figures come from."""
+    from raffm.errors import RunError
+
+    data = {"split": "dirichlet-balanced", **content.get("data", {})}
+    if data["split"] != "dirichlet-balanced":
+        raise RunError(
+            "--as-published tests as FIARSE's code does, with the split dirichlet-balanced, but this run has "
+            f"{data['split']!r}. Leave out one of the two."
+        )
+    data = {"alpha": 0.3, "tests": "unrelated", **data}
+    return {**content, "data": data, "evaluate": {"norms": "test-batches", **content.get("evaluate", {})}}
 
 
 def run_settings(settings: Settings, folder: Path, resume: bool, tensorboard: bool) -> None:

@@ -21,7 +21,7 @@ class FedAvgCapable(FedAvg):
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """Somebody must be able to hold the model."""
         if any(1 not in device.fleet for device in devices):
-            raise RunError("fedavg-capable trains on devices of size 1, but the fleet has none.")
+            raise RunError("fedavg-capable trains on devices of size 1, but the fleet has none. Leave it out.")
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share | None]:  # type: ignore[override]
         """Everything, or nothing."""

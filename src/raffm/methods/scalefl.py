@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any, ClassVar
 
 import torch
@@ -51,10 +52,20 @@ class ScaleFL(Usual):
     def adapt(self, server: Labelled, seed: int) -> Labelled:
         """The model with early exits."""
         self._refuse_switches()
-        if isinstance(server.model, Exits):  # it has been given its exits before
-            return server
+        if isinstance(server.model, Exits):
+            return self._with_its_exits(server, server.model)
         after = self.after or evenly(len(anatomy_of(server).blocks), self.exits)
         return with_exits(server, after, self.convolutions, seed)
+
+    def _with_its_exits(self, server: Labelled, model: Exits) -> Labelled:
+        """A model that was given its exits before: they must be the ones that are asked for."""
+        after = self.after or evenly(model.blocks, self.exits)
+        if (after, self.convolutions) != (model.recipe.after, model.recipe.convolutions):
+            raise RunError(
+                f"the model has exits after {model.recipe.after} blocks with {model.recipe.convolutions} convolutions, but "
+                f"{self.name} was asked for {after} with {self.convolutions}. Give it the model without exits."
+            )
+        return server
 
     def _refuse_switches(self) -> None:
         if self.exits < 1 or self.convolutions < 0:
@@ -63,8 +74,9 @@ class ScaleFL(Usual):
             )
         if 1 not in self.widths or not all(0 < width <= 1 for width in self.widths):
             raise RunError(f"the widths of {self.name} lie above 0, and one of them is 1, but they are {self.widths!r}.")
-        if not self.gamma >= 0 or not self.temperature > 0:
-            raise RunError(f"{self.name} needs gamma of at least 0 and a temperature above 0.")
+        if not 0 <= self.gamma < inf or not 0 < self.temperature < inf:
+            found = f"{self.gamma!r} and {self.temperature!r}"
+            raise RunError(f"{self.name} needs a gamma of at least 0 and a temperature above 0, both finite, not {found}.")
 
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs exits, widths, and something small enough for every device."""

@@ -80,9 +80,14 @@ class Exits(nn.Module):
         self.exits = nn.ModuleList(parts)
         self.raffm_table: Table | None = None
 
-    def forward(self, **inputs: Tensor) -> ExitLogits:
+    @property
+    def blocks(self) -> int:
+        """How many blocks all parts have."""
+        return sum(len(part.blocks) for part in self.exits)  # type: ignore[arg-type, misc]
+
+    def forward(self, *values: Tensor, **inputs: Tensor) -> ExitLogits:
         """What every exit says to the inputs of the model that this was made from."""
-        hidden, given = self.stem(**inputs)
+        hidden, given = self.stem(*values, **inputs)
         said = []
         for part in self.exits:
             hidden, logits = part(hidden, *given)

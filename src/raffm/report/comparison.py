@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -9,7 +10,7 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from raffm.report.tables import count, duration, percent, size_of
+from raffm.report.tables import count, duration, percent, size_of, tests_note
 from raffm.rounds.results import Results, Round, Size, without_nan
 
 
@@ -66,7 +67,7 @@ def _line(entry: Compared, size: Size, first: Compared) -> Line:
         bytes_round=fmean(sum(each.bytes_up + each.bytes_down for each in run.rounds) / len(run.rounds) for run in entry.runs),
         seconds=fmean(sum(each.seconds for each in run.rounds) for run in entry.runs),
         metric=fmean(tested),
-        spread=stdev(tested) if len(tested) > 1 else None,
+        spread=stdev(tested) if len(tested) > 1 and all(map(isfinite, tested)) else None,
         clients_mean=_mean([scores.clients_mean.get(metric) for scores in last]),
         worst_decile=_mean([scores.clients_worst_decile.get(metric) for scores in last]),
         against=against,
@@ -136,7 +137,7 @@ def path_of(run: Results, name: str, cost: Callable[[Round], float]) -> list[tup
 def mean_path(runs: Sequence[Results], size: float, cost: Callable[[Round], float]) -> list[tuple[float, float]]:
     """The same, mean over seeds."""
     paths = [path_of(run, first_views(run)[size], cost) for run in runs]
-    return [(fmean(spent for spent, _ in points), fmean(value for _, value in points)) for points in zip(*paths, strict=True)]
+    return [(fmean(spent for spent, _ in points), fmean(value for _, value in points)) for points in zip(*paths, strict=False)]
 
 
 def reached(compared: Sequence[Compared]) -> list[Reached]:
@@ -204,7 +205,18 @@ def caption(compared: Sequence[Compared]) -> str:
         f"the tenth that scores worst. Against {first}: the mean difference in points over the same clients and seeds, and the "
         "p-value of a two-sided Wilcoxon signed-rank test over them; it speaks of clients, not of further seeds."
         f"{' Learning rates were chosen on validation data.' if len(compared[0].scores) > 1 else ''}"
+        f"{_full_models(compared)}{tests_note(compared[0].runs[0].run)}"
     )
+
+
+def _full_models(compared: Sequence[Compared]) -> str:
+    """A sentence where methods train full models of different sizes."""
+    found = {entry.method: entry.runs[0].model.get("params") for entry in compared}
+    usual = Counter(found.values()).most_common(1)[0][0]
+    others = [f"{method}'s has {count(params)} parameters" for method, params in found.items() if params != usual]
+    if not others:
+        return ""
+    return f" A size is a part of each method's own full model: {', '.join(others)} (early heads), the others' {count(usual)}."
 
 
 def as_markdown(compared: Sequence[Compared]) -> str:
@@ -214,14 +226,22 @@ def as_markdown(compared: Sequence[Compared]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{caption(compared)}\n"
 
 
+def switches_of(entry: Compared) -> dict[str, Any]:
+    """The switches that a method was given; others have their usual values."""
+    given = entry.runs[0].run.get("method", {})
+    return {key: value for key, value in given.items() if key != "name"} if isinstance(given, Mapping) else {}
+
+
 def as_json(compared: Sequence[Compared]) -> dict[str, Any]:
     """Everything in plain values."""
     content = {
         "metric": compared[0].runs[0].metric,
         "seeds": [run.run.get("seed") for run in compared[0].runs],
+        "tests": tests_note(compared[0].runs[0].run).strip() or "honest",
         "methods": [
             {
                 "method": entry.method,
+                "switches": switches_of(entry),
                 "lr": entry.rate,
                 "validation": {f"{rate:g}": score for rate, score in entry.scores.items()},
             }

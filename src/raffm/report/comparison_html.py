@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from raffm.report.comparison import Compared, caption, shown_lines, shown_reached
-from raffm.report.html import MEANINGS, as_toml, facts_of, figures, meanings, page, table_of
+from raffm.report.comparison import Compared, caption, shown_lines, shown_reached, switches_of
+from raffm.report.html import MEANINGS, as_toml, facts_of, figures, meanings, page, table_of, tests_lead
 from raffm.report.tables import number
 
 CAPTIONS = {
@@ -29,8 +29,8 @@ def as_html(compared: Sequence[Compared], drawings: Mapping[str, str] | None) ->
         ("What each method reaches", _with_note(table_of(*shown_lines(compared)), caption(compared))),
         ("Sizes, clients, bytes and time", figures(drawings, CAPTIONS)),
         ("What it took to get there", _with_note(table_of(*shown_reached(compared)), REACHED)),
-        ("Learning rates", _rates(compared)),
-        ("Settings that all methods share", f"<pre>{escape(as_toml(_shared(run.run)))}</pre>"),
+        ("Switches and learning rates", _rates(compared)),
+        ("Settings that all methods share", f"<pre>{escape(as_toml(_shared(compared)))}</pre>"),
         ("What the words mean", meanings({word: MEANINGS[word] for word in WORDS})),
     ]
     note = "The same numbers are in comparison.json; every run has a folder and a report of its own."
@@ -49,7 +49,8 @@ def _with_note(body: str, note: str) -> str:
 
 def _lead(compared: Sequence[Compared]) -> str:
     rounds, seeds = len(compared[0].runs[0].rounds), len(compared[0].runs)
-    return f"{rounds} round{'s' * (rounds != 1)}, {seeds} seed{'s' * (seeds != 1)}"
+    lead = f"{rounds} round{'s' * (rounds != 1)}, {seeds} seed{'s' * (seeds != 1)}"
+    return lead + tests_lead(compared[0].runs[0].run)
 
 
 def _facts(compared: Sequence[Compared]) -> str:
@@ -60,19 +61,35 @@ def _facts(compared: Sequence[Compared]) -> str:
             ("Methods", len(compared), ", ".join(entry.method for entry in compared)),
             ("Data", run.data.get("name", "-"), examples),
             ("Clients", run.data.get("clients", "-"), ""),
-            ("Model", run.model.get("family", "-"), f"{run.model.get('params', 0):,} parameters"),
+            ("Model", run.model.get("family", "-"), f"{_params(compared)} parameters"),
         ]
     )
 
 
+def _params(compared: Sequence[Compared]) -> str:
+    found = sorted({entry.runs[0].model.get("params", 0) for entry in compared})
+    return " or ".join(f"{params:,}" for params in found)
+
+
 def _rates(compared: Sequence[Compared]) -> str:
-    """What every rate scored on validation data; nothing where there was one to choose from."""
-    rates = list(compared[0].scores)
-    if len(rates) < 2:
-        return ""
-    rows = [[entry.method, *(number(entry.scores[rate]) for rate in rates), f"{entry.rate:g}"] for entry in compared]
-    return table_of(["method", *(f"lr {rate:g}" for rate in rates), "taken"], rows)
+    """What switches every method was given, what every rate scored on validation data, and which was taken."""
+    rates = list(compared[0].scores) if len(compared[0].scores) > 1 else []
+    rows = [
+        [
+            entry.method,
+            ", ".join(f"{key} = {value}" for key, value in switches_of(entry).items()) or "as usual",
+            *(number(entry.scores[rate]) for rate in rates),
+            f"{entry.rate:g}",
+        ]
+        for entry in compared
+    ]
+    return table_of(["method", "switches", *(f"validation at lr {rate:g}" for rate in rates), "lr taken"], rows)
 
 
-def _shared(run: Mapping[str, object]) -> dict[str, object]:
-    return {key: entry for key, entry in run.items() if key not in ("method", "seed")}
+def _shared(compared: Sequence[Compared]) -> dict[str, object]:
+    """The settings of the first run, but for what differs between runs."""
+    shared = {key: entry for key, entry in compared[0].runs[0].run.items() if key not in ("method", "seed")}
+    local = shared.get("local")
+    if isinstance(local, Mapping):
+        shared["local"] = {key: entry for key, entry in local.items() if key != "lr"}
+    return shared

@@ -124,7 +124,7 @@ def by_time(runs: Runs) -> Figure:
 
 def _by_cost(runs: Runs, cost: Callable[[Round], float], title: str) -> Figure:
     metric, sizes = _metric(runs), sizes_of(runs)
-    with figure_of(1.1 + 2.3 * ceil(len(sizes) / 3)) as figure:
+    with figure_of(0.7 + 0.22 * ceil(len(runs) / 3) + 2.3 * ceil(len(sizes) / 3)) as figure:
         for axes, size in zip(panels_of(figure, len(sizes)), sizes, strict=True):
             for method, several in runs.items():
                 if size in first_views(several[0]):
@@ -132,7 +132,7 @@ def _by_cost(runs: Runs, cost: Callable[[Round], float], title: str) -> Figure:
             axes.set_title(size_name(size), weight="normal")
             axes.locator_params(axis="x", nbins=4)
         handles = {method: _handle(method, look) for method, look in looks(runs).items()}
-        figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=4)
+        figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=3)
         figure.supxlabel(title, fontsize=10)
         figure.supylabel(f"test {name_of(metric)}", fontsize=10)
     return figure

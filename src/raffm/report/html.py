@@ -89,7 +89,13 @@ def as_html(results: Results, drawings: Mapping[str, str] | None) -> str:
     """The whole page. `drawings` holds SVG files by the names of `plots.FIGURES`; None says that nothing could draw them."""
     title = f"{results.method} on {results.data.get('name', 'data')}"
     note = "The same numbers are in results.json and metrics.csv."
-    return page(title, _progress(results), _facts(results), _sections(results, drawings), note)
+    return page(title, _progress(results) + tests_lead(results.run), _facts(results), _sections(results, drawings), note)
+
+
+def tests_lead(run: Mapping[str, Any]) -> str:
+    """What the first line adds where tests are as published, so that nobody overlooks it."""
+    note = tables.tests_note(run)
+    return f".{note}" if note else ""
 
 
 def page(title: str, lead: str, facts: str, sections: Iterable[tuple[str, str]], note: str) -> str:

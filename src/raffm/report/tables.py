@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from io import StringIO
 from math import isfinite, isnan
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raffm.rounds.results import Evaluation, Metrics, Results, Scores, Size
 
@@ -83,7 +83,20 @@ def caption(results: Results) -> str:
     if last is None:
         return "No evaluations yet."
     chosen = "" if best is None else f" Best on validation: round {best.round}; the test set had no say."
-    return f"Test set after round {last.round}.{chosen} Mean, best and clients: {name_of(results.metric)}."
+    words = f"Test set after round {last.round}.{chosen} Mean, best and clients: {name_of(results.metric)}."
+    return words + tests_note(results.run)
+
+
+def tests_note(run: Mapping[str, Any]) -> str:
+    """A sentence that says where tests are not as they should be, but as published; nothing where they are honest."""
+    data, evaluate = run.get("data"), run.get("evaluate")
+    parameters = data.get("parameters", data) if isinstance(data, Mapping) else {}
+    found = []
+    if parameters.get("tests") == "unrelated":
+        found.append("a client's test examples are unrelated to its training data")
+    if isinstance(evaluate, Mapping) and evaluate.get("norms") == "test-batches":
+        found.append("batch norms use the statistics of test batches")
+    return f" Tests as published: {', and '.join(found)}." if found else ""
 
 
 def _fitting(results: Results, width: int) -> list[Column]:

@@ -100,8 +100,17 @@ def _outputs(plan: Plan, module: nn.Module, examples: Examples, batches: Sequenc
 
 
 def _batches_by_client(plan: Plan) -> list[Tensor]:
-    """All test examples in batches as training has them, of one client after the other, then what nobody owns."""
+    """All test examples in batches as training has them, of one client after the other, then what nobody owns.
+
+    One example alone has no spread: it joins the batch before it, or the one after it.
+    """
     parts = [torch.from_numpy(plan.data.split.test[client]) for client in range(plan.data.clients)]
     owned = torch.cat(parts)
     alone = torch.ones(len(plan.data.dataset.test), dtype=torch.bool).index_fill(0, owned, False).nonzero().flatten()
-    return [batch for part in (*parts, alone) for batch in torch.split(part, plan.local.batch) if len(batch)]
+    batches: list[Tensor] = []
+    for batch in (batch for part in (*parts, alone) for batch in torch.split(part, plan.local.batch) if len(batch)):
+        if batches and min(len(batch), len(batches[-1])) == 1:
+            batches[-1] = torch.cat([batches[-1], batch])
+        else:
+            batches.append(batch)
+    return batches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from raffm.algebra.coding import encode
 from raffm.algebra.mask import Mask
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
@@ -120,6 +120,5 @@ def _typical(examples: Examples) -> int:
 
 
 def coded_bytes(mask: Mask) -> int:
-    """The bytes that say which elements are kept: a packed bit each, compressed."""
-    bits = [np.packbits(kept.cpu().numpy().reshape(-1)).tobytes() for kept in mask.kept.values()]
-    return min(sum(map(len, bits)), len(zlib.compress(b"".join(bits), 1)))
+    """The bytes that say which elements are kept."""
+    return sum(len(encode(kept)) for kept in mask.kept.values())

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raffm.data.examples import Dataset, Examples, Parts, Split
+from raffm.data.rounding import place
 from raffm.data.splits import (
-    _place,
     balanced_dirichlet,
     by_column,
     dirichlet,
@@ -152,7 +152,7 @@ def test_a_client_whose_classes_are_exhausted_gets_what_is_left():
 def test_a_unit_moves_to_make_room_for_another_and_a_class_without_a_way_waits():
     fractions = np.array([[0.5, 0, 0], [0, 0.9, 0.8], [0, 0.7, 0]])  # (clients, classes)
     placed, lack, room = np.zeros((3, 3), np.bool_), np.array([1, 1, 1]), np.array([0, 1, 1])
-    _place(fractions, placed, lack, room, np.random.default_rng(0))
+    place(fractions, placed, lack, room, np.random.default_rng(0))
     assert np.argwhere(placed).tolist() == [[1, 2], [2, 1]]
     assert lack.tolist() == [1, 0, 0] and not room.any()
 

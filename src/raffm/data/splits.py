@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.random import PCG64, Generator
-from numpy.typing import NDArray
 
 from raffm.data.examples import Dataset, Integers, Parts, Split
+from raffm.data.rounding import Flags, Floats, proportional
 from raffm.errors import DataError
-
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 TRIES = 1000  # draws of the unbalanced Dirichlet split before it gives up
 
@@ -277,7 +274,7 @@ def _alike(train_labels: Integers, test_labels: Integers, counts: Integers, draw
         )
     train, test = (np.bincount(labels, minlength=counts.shape[1]) for labels in (train_labels, test_labels))
     test[(train > 0) & ~counts.any(0)] = 0  # a class whose training examples are left out
-    return Split(_dealt(train_labels, counts, draw), _dealt(test_labels, _proportional(counts, test, draw), draw))
+    return Split(_dealt(train_labels, counts, draw), _dealt(test_labels, proportional(counts, test, draw), draw))
 
 
 def _dealt(labels: Integers, counts: Integers, draw: Generator) -> Parts:
@@ -341,65 +338,3 @@ def _assigned(clients: int, classes: int, each: int, draw: Generator) -> Flags:
         row[np.argsort(owners + draw.random(classes))[:each]] = True
         owners += row
     return has
-
-
-def _proportional(counts: Integers, totals: Integers, draw: Generator) -> Integers:
-    """A table in the proportions of `counts` whose columns sum to `totals`, every cell and row sum rounded up or down.
-
-    Such a table always exists (controlled rounding): the fractions are a flow from classes to clients, so there is a
-    whole one. Rows are first filled to their lower whole number and then to the upper one.
-    """
-    weights = np.where(counts.any(0), counts, 1)  # a class that nobody trains on has no better owner
-    whole, rest = np.divmod(weights * totals, weights.sum(0))
-    fractions = rest / weights.sum(0)
-    placed = np.zeros(rest.shape, np.bool_)
-    sums = fractions.sum(1)
-    for limit in (np.floor(sums + 1e-6), np.ceil(sums - 1e-6)):
-        lack = totals - (whole + placed).sum(0)
-        _place(fractions, placed, lack, limit.astype(np.int64) - placed.sum(1), draw)
-    return whole + placed
-
-
-def _place(fractions: Floats, placed: Flags, lack: Integers, room: Integers, draw: Generator) -> None:
-    """Add units to `placed`: as `lack` says by class, at most `room` by client; largest fractions first."""
-    clients, labels = np.nonzero((fractions > 0) & ~placed)
-    order = draw.permutation(len(clients))
-    order = order[np.argsort(-fractions[clients[order], labels[order]], kind="stable")]
-    for client, label in zip(clients[order].tolist(), labels[order].tolist(), strict=True):
-        if lack[label] and room[client]:
-            placed[client, label] = True
-            lack[label] -= 1
-            room[client] -= 1
-    for label in np.flatnonzero(lack).tolist():
-        while lack[label] and room.any() and _augmented(fractions, placed, room, label):
-            lack[label] -= 1
-
-
-def _augmented(fractions: Floats, placed: Flags, room: Integers, start: int) -> bool:
-    """Place one more unit of class `start` by moving others along a shortest path to a client with room."""
-    came: dict[int, tuple[int, int]] = {}  # from which client, and which class before it, a class was reached
-    seen = np.zeros(len(room), np.bool_)
-    queue = [start]
-    for label in queue:
-        clients = np.flatnonzero((fractions[:, label] > 0) & ~placed[:, label] & ~seen)
-        roomy = clients[room[clients] > 0]
-        if len(roomy):
-            end = int(roomy[fractions[roomy, label].argmax()])
-            room[end] -= 1
-            _flip(placed, came, end, label)
-            return True
-        seen[clients] = True
-        for other in np.flatnonzero(placed[clients].any(0)).tolist():
-            if other != start and other not in came:
-                came[other] = (int(clients[placed[clients, other].argmax()]), label)
-                queue.append(other)
-    return False
-
-
-def _flip(placed: Flags, came: Mapping[int, tuple[int, int]], client: int, label: int) -> None:
-    """Place a unit at the end of a path, and move every unit on the way to it."""
-    placed[client, label] = True
-    while label in came:
-        client, before = came[label]
-        placed[client, label], placed[client, before] = False, True
-        label = before

@@ -1,0 +1,1 @@
+"""Training across machines: what travels, and what a node does with it."""

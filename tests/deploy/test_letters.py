@@ -76,6 +76,18 @@ def test_nodes_give_the_server_that_one_process_gives(family: str, name: str) ->
     assert {outcome.client: outcome.loss for outcome in outcomes} == pytest.approx(losses, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["scalefl", "heterofl"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_node_that_knows_nothing_learns_model_and_task_from_the_letter(family: str, name: str) -> None:
+    plan = plan_of(family, name, "1/4")
+    order = plan.orders(0, [0])[0]
+    letter = by_wire(letter_of(plan, order, order.share.selection))
+    own = plan.data.dataset.train.take(plan.data.split.train[0])
+    one, other = Node(own).answer(letter), Node.of(plan.server, own, plan.task).answer(letter)
+    assert set(one.arrays) == set(other.arrays)
+    assert all(np.array_equal(one.arrays[key], other.arrays[key]) for key in one.arrays)
+
+
 @pytest.mark.parametrize("name", ["heterofl", "fiarse", "raffm"])
 def test_a_letter_has_the_bytes_of_the_submodel_and_no_more(name: str) -> None:
     plan = plan_of("vit", name, "1/4")

@@ -23,8 +23,10 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import extract
 from raffm.algebra.selection import Selection
-from raffm.errors import UpdateError
+from raffm.data.task import ImageClassification, Task, TextClassification
+from raffm.errors import RunError, UpdateError
 from raffm.methods.method import Client, Held, Method
+from raffm.models.checkpoint import model_described
 from raffm.rounds.plan import Order, Plan
 
 Arrays = dict[str, NDArray[Any]]
@@ -64,6 +66,8 @@ def letter_of(plan: Plan, order: Order, held: Held) -> Letter:
     about = {
         "format": FORMAT,
         "layout": server.layout.fingerprint,
+        "model": model_described(server.model),
+        "task": task_described(plan.task),
         "method": described(plan.method),
         "local": asdict(plan.local),
         "sizes": sizes_of(server.layout, selection),
@@ -78,6 +82,24 @@ def letter_of(plan: Plan, order: Order, held: Held) -> Letter:
     arrays |= {MASK + name: np.frombuffer(encode(kept), np.uint8) for name, kept in masks.items()}
     arrays |= {f"{CONSTANT}{place}": to_array(constant) for place, constant in enumerate(constants)}
     return Letter(about, arrays)
+
+
+TASKS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (ImageClassification, TextClassification)}
+"""The tasks that can be described by their fields."""
+
+
+def task_described(task: Task) -> dict[str, Any]:
+    """A task in plain values; one of the user's own by its name alone: its nodes must bring it."""
+    return {"kind": type(task).__name__, **(asdict(task) if type(task).__name__ in TASKS and is_dataclass(task) else {})}
+
+
+def task_from(content: Mapping[str, Any]) -> Task:
+    """The task that was described."""
+    if content["kind"] not in TASKS:
+        raise RunError(f"the task {content['kind']!r} is not one of ours: give the node the task itself.")
+    lists = {key: tuple(entry) for key, entry in content.items() if isinstance(entry, list)}
+    task: Task = TASKS[content["kind"]](**{key: entry for key, entry in {**content, **lists}.items() if key != "kind"})
+    return task
 
 
 def described(method: Method) -> dict[str, Any]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raffm.algebra.layout import Layout
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
 from raffm.data.task import Task
-from raffm.deploy.letters import FORMAT, Letter, Reply, constants_of, held_of, reply_to, tensors_of
+from raffm.deploy.letters import FORMAT, Letter, Reply, constants_of, held_of, reply_to, task_from, tensors_of
 from raffm.errors import RunError
 from raffm.methods import method_of
 from raffm.methods.method import Client, Held, Learn, Share
+from raffm.models.checkpoint import model_without_weights
 from raffm.models.label import named_tensors
 from raffm.models.labelled import Labelled
 from raffm.models.surgery import assembled, skeleton
@@ -27,77 +27,80 @@ from raffm.seeds import generator
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A device: its examples, its task, and the full model's structure, which has no weights."""
+    """A device and its own examples.
 
-    frame: Labelled
-    """On the meta device: shapes and labels, no numbers."""
+    The model's structure and the task come with every letter; `frame`, the full model without weights, and `task` are
+    needed where they are the user's own.
+    """
+
     examples: Examples
-    task: Task
+    frame: Labelled | None = None
+    task: Task | None = None
 
     @staticmethod
     def of(full: Labelled, examples: Examples, task: Task) -> Node:
         """A node that knows what the full model looks like; its weights are not kept."""
         frame = skeleton(full.model, full.layout, Selection())
-        return Node(Labelled.of(frame, full.table), examples, task)
-
-    @cached_property
-    def present(self) -> Tensor:
-        """Which classes the node's examples have."""
-        classes = self.frame.layout.sizes.get("classes", int(self.examples.labels.max()) + 1)
-        return torch.bincount(self.examples.labels, minlength=classes) > 0
+        return Node(examples, Labelled.of(frame, full.table), task)
 
     def answer(self, letter: Letter) -> Reply:
         """Train as a letter says."""
-        about = letter.about
-        self._refuse(about)
-        held = held_of(letter)
-        share = Share(selected(self.frame.layout, about["sizes"]), about["numbers"])
-        module = assembled(self.frame.model, self.frame.layout, share.selection, tensors_of(letter, held))
-        local = _local(about["local"])
-        loss = self._trained(module, self._learn(letter, share, held), local, about)
-        tensors = named_tensors(module)[0]
-        return reply_to(
-            letter, held, {name: tensors[name].detach() for name in self._sent(share.selection)}, len(self.examples), loss
-        )
-
-    def _sent(self, selection: Selection) -> list[str]:
-        """The names in the submodel of what goes back: everything but transient buffers."""
-        layout = self.frame.layout
-        return [layout.name_in(selection, name) for name in layout.labels_of(selection) if layout.kind(name) != "transient"]
-
-    def _refuse(self, about: Mapping[str, Any]) -> None:
-        if about.get("format") != FORMAT:
-            raise RunError(f"the server writes letters of format {about.get('format')!r}; this raffm reads {FORMAT}.")
-        if about["layout"] != self.frame.layout.fingerprint:
+        if letter.about.get("format") != FORMAT:
+            raise RunError(f"the server writes letters of format {letter.about.get('format')!r}; this raffm reads {FORMAT}.")
+        frame = self.frame or Labelled.of(model_without_weights(letter.about["model"]))
+        if letter.about["layout"] != frame.layout.fingerprint:
             raise RunError(
-                f"the server's model has the layout {about['layout']}, the node's {self.frame.layout.fingerprint}: "
-                "their configs or versions differ."
+                f"the server's model has the layout {letter.about['layout']}, the node's {frame.layout.fingerprint}: their "
+                "configs or versions differ."
             )
+        return Visit(letter, frame, self.task or task_from(letter.about["task"]), self.examples).answered()
 
-    def _learn(self, letter: Letter, share: Share, held: Held) -> Learn:
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """One letter, the full model without weights, the task, and the node's examples."""
+
+    letter: Letter
+    frame: Labelled
+    task: Task
+    examples: Examples
+
+    def answered(self) -> Reply:
+        """Build the submodel, train it, and say what became of it."""
+        layout, about = self.frame.layout, self.letter.about
+        held = held_of(self.letter)
+        share = Share(layout.select(dict(about["sizes"])), about["numbers"])  # the first indices stand for the chosen ones
+        module = assembled(self.frame.model, layout, share.selection, tensors_of(self.letter, held))
+        loss = self._trained(module, self._learn(share, held))
+        found, names = named_tensors(module)[0], layout.labels_of(share.selection)
+        sent = [layout.name_in(share.selection, name) for name in names if layout.kind(name) != "transient"]
+        return reply_to(self.letter, held, {name: found[name].detach() for name in sent}, len(self.examples), loss)
+
+    def _learn(self, share: Share, held: Held) -> Learn:
         """As the method says; what it would read off the server's weights came with the letter."""
-        given = {key: value for key, value in letter.about["method"].items() if key != "name"}
-        method = method_of(letter.about["method"]["name"], **given)
+        given = self.letter.about["method"]
+        method = method_of(given["name"], **{key: entry for key, entry in given.items() if key != "name"})
         blank = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in self.frame.tensors.items()}
         server = Labelled(self.frame.model, self.frame.layout, self.frame.table, blank)
-        learn = method.learn(server, share, held, Client(self.task, self.present))
-        for mine, sent in zip(learn.constants, constants_of(letter), strict=True):
+        classes = self.frame.layout.sizes.get("classes", 0)
+        learn = method.learn(server, share, held, Client(self.task, classes_of(self.examples, classes)))
+        for mine, sent in zip(learn.constants, constants_of(self.letter), strict=True):
             mine.copy_(sent)
         return learn
 
-    def _trained(self, module: nn.Module, learn: Learn, local: Local, about: Mapping[str, Any]) -> float:
+    def _trained(self, module: nn.Module, learn: Learn) -> float:
+        about, local = self.letter.about, _local(self.letter.about["local"])
         seed, round, client = about["seed"], about["round"], about["client"]
-        own = torch.arange(len(self.examples)).numpy()
-        table = order_of(own, local, seed, round, client)
+        table = order_of(np.arange(len(self.examples)), local, seed, round, client)
         batches = batches_of(self.task, self.examples, table, seed, round, client)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(seed, "dropout within", round, client).initial_seed())
             return float(train(module, learn, local, batches, round, len(table), lambda: None))
 
 
-def selected(layout: Layout, sizes: Mapping[str, int | list[int]]) -> Selection:
-    """A Selection of these sizes: the first indices stand for those that the server chose."""
-    return layout.select(dict(sizes))
+def classes_of(examples: Examples, classes: int) -> Tensor:
+    """Which classes occur, a bool for each."""
+    return torch.bincount(examples.labels, minlength=classes) > 0
 
 
 def _local(content: Mapping[str, Any]) -> Local:

@@ -56,10 +56,14 @@ class Tier:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Tiers, and whether clients keep theirs (`redraw` False) or draw one anew each round, as published tables do."""
+    """Tiers, and whether clients keep theirs (`redraw` False) or draw one anew each round, as published tables do.
+
+    `dealt` gives the tier of every client, by its place, where it is known; otherwise tiers are dealt by their shares.
+    """
 
     tiers: tuple[Tier, ...]
     redraw: bool = False
+    dealt: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tiers or not sum(tier.share for tier in self.tiers):
@@ -75,6 +79,8 @@ class Fleet:
 
         The largest remainders get the clients that do not divide evenly; of equal ones the first tiers.
         """
+        if self.dealt:
+            return torch.tensor(self.dealt)
         counts = _dealt(clients, [tier.share for tier in self.tiers])
         places = torch.repeat_interleave(torch.arange(len(self.tiers)), torch.tensor(counts))
         purpose = ("fleet", round) if self.redraw else ("fleet",)

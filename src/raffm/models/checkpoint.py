@@ -201,6 +201,17 @@ def _config_dict(module: nn.Module) -> dict[str, Any]:
     return content
 
 
+def model_described(model: nn.Module) -> dict[str, Any]:
+    """What it takes to build a model without its weights: its class, its config, how it attends."""
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return {"class": type(model).__name__, "config": _config_dict(model), "attention": attention}
+
+
+def model_without_weights(about: dict[str, Any]) -> nn.Module:
+    """The model that was described, on the meta device."""
+    return _on_meta(about["class"], about["config"], about["attention"])
+
+
 def _on_meta(name: str, config: dict[str, Any], attention: str | None) -> nn.Module:
     """The full model without weights."""
     with torch.device("meta"):

@@ -104,6 +104,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
         made.close()
 
 
+@pytest.mark.slow
 def test_three_nodes_over_tls_give_the_server_of_one_process(network: Network, tmp_path: Path) -> None:
     app = tmp_path / "app"
     (app / "raffm_trial").mkdir(parents=True)

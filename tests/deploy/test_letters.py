@@ -20,7 +20,8 @@ from raffm.errors import RunError, UpdateError
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.costs import Costs
 from raffm.rounds.local import Local
-from raffm.rounds.plan import Plan
+from raffm.rounds.loop import train
+from raffm.rounds.plan import Merging, Plan
 from raffm.rounds.workshop import Outcome
 
 LABELS = [[0, 1, 2], ALL * 2, ALL, [3, 4, 1]]
@@ -154,6 +155,24 @@ def test_a_bad_reply_costs_its_own_contribution_and_is_named(case: str) -> None:
     others.step()
     for name, tensor in plans[1].server.tensors.items():
         assert torch.allclose(plans[0].server.tensors[name], tensor, atol=1e-6)
+
+
+@pytest.mark.parametrize("combine", ["mean", "median"])
+def test_a_round_that_nobody_answered_is_repeated_and_leaves_no_trace(combine: str) -> None:
+    """Half of the nodes are silent at first; what the others sent then is forgotten."""
+    asked: list[int] = []
+
+    def forgetful(client: int, reply: Reply) -> Reply | str:
+        asked.append(client)
+        return "is asleep" if len(asked) <= 4 and client < 2 else reply
+
+    plans = [plan_of("vit", "heterofl", "1, 1/4", labels=LABELS, merging=Merging(combine=combine)) for _ in range(2)]  # type: ignore[arg-type]
+    made = replace(plans[0], participation=replace(plans[0].participation, minimum=3))
+    train(made, Posted(made, post(made, forgetful)))
+    train(plans[1], Serial(plans[1]))
+    assert len(asked) == 8
+    for name, tensor in plans[1].server.tensors.items():
+        assert torch.allclose(made.server.tensors[name], tensor, atol=1e-6)
 
 
 def test_a_masked_reply_of_another_length_is_refused() -> None:

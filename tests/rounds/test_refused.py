@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raffm.data.examples import Examples
 from raffm.data.task import Batch, ImageClassification
-from raffm.errors import UpdateError
+from raffm.errors import RunError, UpdateError
 from raffm.rounds.backend import Serial
 from raffm.rounds.local import Local
 from raffm.rounds.plan import Merging, Plan
@@ -148,6 +148,24 @@ def test_both_backends_refuse_the_same_clients(backend: str) -> None:
     made = poisoned("fedrolex", VIT, [0, 3])
     (entry,) = run(made, Pooled(made, 2) if backend == "pooled" else None).rounds
     assert sorted(entry.refused) == ["0", "3"]
+
+
+@pytest.mark.parametrize("combine", ["mean", "median"])
+def test_a_round_with_too_few_good_updates_is_tried_again_and_then_the_run_stops(combine: str) -> None:
+    made = poisoned("fedavg", VIT, range(4), combine=combine)
+    made = replace(made, participation=replace(made.participation, minimum=1, tries=2))
+    before = values(made)
+    with pytest.raises(RunError, match=r"round 1 had 0 good updates; 1 are needed, and it was tried 2 times\. client"):
+        run(made)
+    assert are_equal(before, values(made))
+
+
+def test_a_minimum_that_is_met_changes_nothing() -> None:
+    plain, careful = plan("fedavg"), plan("fedavg")
+    careful = replace(careful, participation=replace(careful.participation, minimum=2))
+    run(plain)
+    run(careful)
+    assert are_equal(values(plain), values(careful))
 
 
 def test_what_was_refused_is_written_down() -> None:

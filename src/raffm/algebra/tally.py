@@ -120,6 +120,11 @@ class Tally:
         for name, counter in self.counters().items():
             self._server[name].copy_(counter)
 
+    def forget(self) -> None:
+        """Begin anew, as if nothing had been added."""
+        self.changes()
+        self.counters()
+
     # -- tallies of tallies --------------------------------------------------------------------------------------
 
     @torch.no_grad()

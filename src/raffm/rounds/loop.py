@@ -20,7 +20,7 @@ from torch import Tensor
 from raffm.algebra.median import Median
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
-from raffm.errors import CheckpointError, UpdateError
+from raffm.errors import CheckpointError, RunError, UpdateError
 from raffm.rounds import checkpoint
 from raffm.rounds.backend import Backend
 from raffm.rounds.costs import Costs
@@ -81,11 +81,10 @@ def train(
             cohort = plan.cohort(round)
             orders, late = run.in_time(plan.orders(round, cohort.present))
             try:
-                outcomes = backend.train(orders, run.tally, run.counting(round, len(orders)), tick)
+                outcomes = run.trained(round, orders, tick)
             except Interrupted:
                 run.save(round)
                 raise
-            run.refuse(outcomes)
             run.tally.step(run.optimizer.move)
             run.note(round, cohort, orders, late, outcomes)
             if (round + 1) % keeping.every == 0 or round + 1 == plan.rounds:
@@ -166,6 +165,22 @@ class _Run:
             self.watcher.client(round, len(done), of)
 
         return count
+
+    def trained(self, round: int, orders: Sequence[Order], tick: Callable[[], None]) -> list[Outcome]:
+        """Train all clients; where too few updates are good, forget them and try again."""
+        needed, refusals = self.plan.participation.minimum, ""
+        for _ in range(self.plan.participation.tries):
+            outcomes = self.backend.train(orders, self.tally, self.counting(round, len(orders)), tick)
+            self.refuse(outcomes)
+            good = sum(not outcome.refused for outcome in outcomes)
+            if good >= needed:
+                return outcomes
+            self.tally.forget()
+            refusals = "; ".join(outcome.refused for outcome in outcomes if outcome.refused)
+        raise RunError(
+            f"round {round + 1} had {good} good updates; {needed} are needed, and it was tried "
+            f"{self.plan.participation.tries} times. {refusals or 'Too few clients took part.'}"
+        )
 
     def refuse(self, outcomes: Sequence[Outcome]) -> None:
         """With `strict`, a refused update ends the run, and the server stays as it was."""

@@ -27,7 +27,8 @@ class Participation:
     `clients` is a number, or a share of all below 1. `by`: "uniform", by "data" (chances grow with a client's number of
     examples), or by "availability" (each client is reachable with a chance of its own, `availability` on average).
     `dropout` is the chance that an asked client never answers; `deadline` the virtual seconds after which nobody is
-    waited for (0: no deadline).
+    waited for (0: no deadline). A round with fewer than `minimum` good updates is not counted: it is tried again, up to
+    `tries` times in all, and then the run stops.
     """
 
     clients: float = 0.1
@@ -35,6 +36,8 @@ class Participation:
     availability: float = 0.5
     dropout: float = 0.0
     deadline: float = 0.0
+    minimum: int = 0
+    tries: int = 3
 
     def __post_init__(self) -> None:
         if self.by not in ("uniform", "data", "availability"):
@@ -43,6 +46,8 @@ class Participation:
             raise RunError(f"a round needs clients, but {self.clients!r} were asked for.")
         if not 0 <= self.dropout < 1 or not 0 < self.availability < 1 or self.deadline < 0:
             raise RunError("dropout lies in [0, 1), availability in (0, 1), and a deadline is not negative.")
+        if self.minimum < 0 or self.tries < 1:
+            raise RunError(f"a round needs a minimum of at least 0 and 1 try, not {self.minimum!r} and {self.tries!r}.")
 
     def count(self, clients: int) -> int:
         """How many of all clients a round asks."""

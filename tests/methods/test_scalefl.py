@@ -138,7 +138,7 @@ def counted_by_hand(family: str) -> dict[tuple[int, float], int]:
 @given(family=st.sampled_from(FAMILIES[:3]), size=st.floats(0.1, 1))
 def test_a_device_gets_the_most_parameters_that_fit(family: str, size: float) -> None:
     known = counted_by_hand(family)
-    most = max(count for count in known.values() if count <= size * max(known.values()))
+    most = max(count for count in known.values() if count <= size * max(known.values()) + 1e-6)  # of a parameter
     deepest = max(exit for (exit, _), count in known.items() if count == most)
     numbers = share_for(server_of(family), size, widths=QUARTERS).numbers
     assert known[int(numbers["exit"]), numbers["ratio"]] == most

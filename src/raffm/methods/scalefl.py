@@ -113,7 +113,7 @@ class ScaleFL(Usual):
     def _share(self, server: Labelled, size: float) -> Share:
         """The pair with the most parameters that are no more than this part of the model's; of equals, the deepest."""
         whole = server.layout.count(Selection())
-        fitting = [pair for pair in self._pairs(server) if pair.params <= round(size * whole, 6)]
+        fitting = [pair for pair in self._pairs(server) if pair.params <= size * whole + 1e-6]  # of a parameter
         if not fitting:
             least = min(pair.params for pair in self._pairs(server))
             raise RunError(

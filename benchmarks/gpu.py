@@ -33,6 +33,7 @@ from raffm.methods import METHODS, method_of
 from raffm.methods.method import Client, Held, Learn
 from raffm.models.labelled import Labelled
 from raffm.models.load import trainable
+from raffm.prepare import on_device
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.evaluate import evaluate
 from raffm.rounds.local import Local
@@ -220,7 +221,7 @@ def accuracy(rounds: int, backends: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for seed in (0, 1):
         for name in backends:
-            data = on_device(load_data("cifar10", clients=50, split="iid", validation=0.0, seed=seed))
+            data = on_device(load_data("cifar10", clients=50, split="iid", validation=0.0, seed=seed), "cuda")
             shapes = {"widths": (16, 32, 64), "depths": (1, 1, 1)}
             plan = replace(plan_of("fiarse", data, 50, changes=shapes), rounds=rounds, seed=seed)
             begin = time.perf_counter()
@@ -233,7 +234,7 @@ def accuracy(rounds: int, backends: Sequence[str]) -> list[dict[str, Any]]:
 
 def long_run(rounds: int) -> dict[str, Any]:
     """FIARSE from beginning to end: rounds, evaluation and checkpoint after every 20th."""
-    data = on_device(load_data("cifar10", clients=100, split="dirichlet-balanced", alpha=0.3, validation=0.0))
+    data = on_device(load_data("cifar10", clients=100, split="dirichlet-balanced", alpha=0.3, validation=0.0), "cuda")
     plan = plan_of("fiarse", data, 100)
     plan = replace(plan, rounds=rounds, evaluating=replace(plan.evaluating, every=20))
     begin = time.perf_counter()
@@ -241,16 +242,6 @@ def long_run(rounds: int) -> dict[str, Any]:
         results = train(plan, Captured(plan, style=Style("bfloat16", True)), Keeping(Path(folder) / "checkpoint", every=20))
     last = {size: scores.test["accuracy"] for size, scores in results.evaluations[-1].sizes.items()}
     return {"rounds": rounds, "seconds": time.perf_counter() - begin, "train": len(data.dataset.train), **last}
-
-
-def on_device(data: Federation) -> Federation:
-    """The data where the model is."""
-
-    def moved(examples: Examples) -> Examples:
-        return Examples({name: tensor.cuda() for name, tensor in examples.inputs.items()}, examples.labels.cuda())
-
-    dataset = replace(data.dataset, train=moved(data.dataset.train), test=moved(data.dataset.test))
-    return replace(data, dataset=dataset)
 
 
 def main() -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from raffm import methods
 from raffm.data.cache import split_cached
 from raffm.data.examples import Federation
 from raffm.data.sources import FOUND, Columns, load
@@ -184,7 +185,7 @@ def described(plan: Plan) -> dict[str, Any]:
     """A plan's settings in plain values, for results and reports."""
     tiers = [{"size": tier.size, "share": tier.share} for tier in plan.fleet.tiers]
     return {
-        "method": {"name": plan.method.name, **{entry.name: getattr(plan.method, entry.name) for entry in _switches(plan)}},
+        "method": methods.described(plan.method),
         "rounds": plan.rounds,
         "seed": plan.seed,
         "fleet": {"tiers": tiers, "redraw": plan.fleet.redraw},
@@ -193,10 +194,6 @@ def described(plan: Plan) -> dict[str, Any]:
         "merging": asdict(plan.merging),
         "evaluate": asdict(plan.evaluating),
     }
-
-
-def _switches(plan: Plan) -> tuple[Field[Any], ...]:
-    return fields(plan.method) if is_dataclass(plan.method) else ()
 
 
 def backend_of(name: str, plan: Plan, workers: int | None = None) -> Backend:

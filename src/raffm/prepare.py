@@ -44,7 +44,7 @@ def plan_of(settings: Settings) -> Plan:
         server=Labelled.of(model, settings.model.table or None),
         method=method,
         task=task_of(settings, data.dataset, model),
-        data=_on(data, device),
+        data=on_device(data, device),
         fleet=fleet,
         rounds=settings.rounds,
         seed=settings.seed,
@@ -212,7 +212,7 @@ def _tier(entry: Mapping[str, Any]) -> Tier:
     return replace(tier_of(device), **plain, budget=budget) if device is not None else Tier(**plain, budget=budget)
 
 
-def _on(data: Federation, device: str) -> Federation:
+def on_device(data: Federation, device: str) -> Federation:
     """The data on the device where it is read; the lengths of texts stay on the CPU."""
     if device == "cpu":
         return data

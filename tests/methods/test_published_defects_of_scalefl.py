@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from methods.runs import ALL, CLASSES, drawn, federation, module_of, plan_of, rounds_of, run, snapshot
+from methods.runs import ALL, CLASSES, Says, drawn, federation, module_of, plan_of, rounds_of, run, snapshot
 from raffm.data.examples import Federation
 from raffm.data.splits import hold_out, split
 from raffm.data.task import Batch
@@ -55,17 +55,6 @@ def outspoken(plan: Plan) -> Plan:
             part.head.classifier.weight.copy_(torch.randn(CLASSES, 16, generator=drawn(place)))
             part.head.classifier.bias -= model(**batch.inputs).exits[:, place].mean(0)
     return plan
-
-
-class Says(nn.Module):
-    """A model whose exits say its own parameter."""
-
-    def __init__(self, exits: Tensor) -> None:
-        super().__init__()
-        self.exits = nn.Parameter(exits)
-
-    def forward(self, **_: Tensor) -> ExitLogits:
-        return ExitLogits(self.exits)
 
 
 @pytest.mark.parametrize(

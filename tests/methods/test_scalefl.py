@@ -13,16 +13,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from methods.runs import ALL, CLASSES, drawn, federation, labelled, module_of, plan_of, rounds_of, run, same_bits, snapshot
+from methods.runs import (
+    ALL,
+    CLASSES,
+    Says,
+    drawn,
+    federation,
+    labelled,
+    module_of,
+    plan_of,
+    rounds_of,
+    run,
+    same_bits,
+    snapshot,
+)
 from raffm.algebra.selection import Selection
 from raffm.data.task import Batch, ImageClassification
 from raffm.errors import RunError, SpaceError
 from raffm.methods import method_of
 from raffm.methods.method import Client, Device, Learn, Method, Share
 from raffm.methods.scalefl import EIGHTHS, ScaleFL, divergence, exit_loss, exit_weight, pairs
-from raffm.models.exits import ExitLogits, Exits
+from raffm.models.exits import Exits
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny, trainable
 from raffm.models.surgery import skeleton
@@ -255,17 +268,6 @@ def test_a_family_without_exits_is_refused_and_told_which_have_them() -> None:
 
 
 # -- the loss ------------------------------------------------------------------------------------------------------
-
-
-class Says(nn.Module):
-    """A model whose exits say its own parameter, whatever it is asked."""
-
-    def __init__(self, exits: Tensor) -> None:
-        super().__init__()
-        self.exits = nn.Parameter(exits)
-
-    def forward(self, **_: Tensor) -> ExitLogits:
-        return ExitLogits(self.exits)
 
 
 def logarithms(logits: Floats) -> Floats:

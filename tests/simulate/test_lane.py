@@ -19,9 +19,9 @@ from raffm.methods.method import Client, Held, Learn
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
 from raffm.rounds.backend import Serial
-from raffm.rounds.local import Local
+from raffm.rounds.local import Local, dropout_seed
 from raffm.rounds.plan import Order, Plan
-from raffm.rounds.workshop import Workshop, dropout_seed
+from raffm.rounds.workshop import Workshop
 from raffm.simulate import flat
 from raffm.simulate.lane import Lane, Style, limits_are_usable
 
@@ -50,7 +50,7 @@ class Caught:
 
 def run(lane: Lane, order: Order, held: Held, learn: Learn) -> dict[str, Tensor]:
     """All steps of a client on a lane."""
-    torch.manual_seed(dropout_seed(lane.plan, order))
+    torch.manual_seed(dropout_seed(lane.plan.seed, order.round, order.client))
     lane.load(order, held, learn)
     begin = 0
     while begin < lane.steps:

@@ -263,55 +263,51 @@ class Layout:
 
     def cut(self, selection: Selection) -> Layout:
         """The layout of the submodel."""
-        sizes = self.sizes_of(selection)
 
         def new(group: str) -> str:
             return self.group_in(selection, group)
 
-        def guard(old: tuple[str, int] | None) -> tuple[str, int] | None:
-            if old is None or old[0] not in selection.kept:
-                return old
-            return old[0], selection.kept[old[0]].tolist().index(old[1])
-
-        labels = {
-            self.name_in(selection, name): replace(
-                label, axes=tuple(renamed(axis, new) for axis in label.axes), guard=guard(label.guard)
-            )
-            for name, label in self.labels_of(selection).items()
-        }
-        groups = {
-            new(name): replace(
-                self.groups[name],
-                name=new(name),
-                size=size,
-                base=self.groups[name].base and new(self.groups[name].base or ""),
-                guard=guard(self.groups[name].guard),
-                required=tuple(
-                    place for place, old in enumerate(self._kept_list(name, selection)) if old in self.groups[name].required
-                ),
-            )
-            for name, size in sizes.items()
-        }
+        sizes = self.sizes_of(selection)
+        held = self.labels_of(selection)
         ties = tuple(
             Tie(renamed(tie.left, new), renamed(tie.right, new))
             for tie in self.ties
             if all(group in sizes for side in (tie.left, tie.right) for group in names(side))
         )
-        kept_attributes = {
+        attributes = {
             self.name_in(selection, name): renamed(expression, new)
             for name, expression in self.attributes_of(selection).items()
         }
+        kinds: dict[str, Kind] = {self.name_in(selection, name): self.kind(name) for name in held}
+        when_cut = {
+            self.name_in(selection, name): (new(group), other) for name, (group, other) in self.when_cut_in(selection).items()
+        }
+        labels = {self.name_in(selection, name): self._label_in(selection, label) for name, label in held.items()}
+        groups = {new(name): self._group_in(selection, name, size) for name, size in sizes.items()}
+        return Layout(labels, groups, ties, attributes, self._aliases_in(selection), kinds, self.lists, when_cut)
+
+    def _label_in(self, selection: Selection, label: Label) -> Label:
+        axes = tuple(renamed(axis, lambda group: self.group_in(selection, group)) for axis in label.axes)
+        return replace(label, axes=axes, guard=_guard_in(selection, label.guard))
+
+    def _group_in(self, selection: Selection, name: str, size: int) -> Group:
+        group = self.groups[name]
+        return replace(
+            group,
+            name=self.group_in(selection, name),
+            size=size,
+            base=group.base and self.group_in(selection, group.base),
+            guard=_guard_in(selection, group.guard),
+            required=tuple(place for place, old in enumerate(self._kept_list(name, selection)) if old in group.required),
+        )
+
+    def _aliases_in(self, selection: Selection) -> dict[str, str]:
         aliases = {
             self.name_in(selection, alias): self.name_in(selection, name)
             for alias, name in (self.aliases or {}).items()
             if self.is_held(selection, name) and not is_dropped(alias, self._paths, selection.kept)
         }
-        aliases = {alias: name for alias, name in aliases.items() if alias != name}  # a copy in the block that it moved to
-        kinds: dict[str, Kind] = {self.name_in(selection, name): self.kind(name) for name in self.labels_of(selection)}
-        when_cut = {
-            self.name_in(selection, name): (new(group), other) for name, (group, other) in self.when_cut_in(selection).items()
-        }
-        return Layout(labels, groups, ties, kept_attributes, aliases, kinds, self.lists, when_cut)
+        return {alias: name for alias, name in aliases.items() if alias != name}  # a copy in the block that it moved to
 
     def when_cut_in(self, selection: Selection) -> dict[str, tuple[str, str]]:
         """What `when_cut` says of the modules that the submodel still has, by their names in the full model."""
@@ -373,6 +369,13 @@ class Layout:
         if base is not None and base in given:
             indices = indices[given[base].argsort()]
         return indices.sort(dim=-1).values
+
+
+def _guard_in(selection: Selection, guard: tuple[str, int] | None) -> tuple[str, int] | None:
+    """A block by its number among the kept ones."""
+    if guard is None or guard[0] not in selection.kept:
+        return guard
+    return guard[0], selection.kept[guard[0]].tolist().index(guard[1])
 
 
 def _flat(label: Label) -> Expression:

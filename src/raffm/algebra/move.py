@@ -45,13 +45,24 @@ def moves(layout: Layout, selection: Selection) -> dict[str, Move]:
     }
 
 
+def narrowed(tensor: Tensor, where: tuple[Where, ...]) -> Tensor:
+    """The tensor cut to the stretches among these positions, where it lies; lists of positions are passed over."""
+    for axis, place in enumerate(where):
+        if isinstance(place, slice):
+            tensor = tensor.narrow(axis, place.start, place.stop - place.start)
+    return tensor
+
+
+def travelling(tensors: Tensors, layout: Layout, selection: Selection) -> dict[str, Tensor]:
+    """Of a submodel's tensors those that travel: everything but transient buffers."""
+    plan = moves(layout, selection)
+    return {move.name: tensors[move.name].detach() for name, move in plan.items() if layout.kind(name) != "transient"}
+
+
 def gather(tensor: Tensor, where: tuple[Where, ...], out: Tensor | None = None) -> Tensor:
     """The part of a tensor at these positions, in memory of its own."""
     lists = [axis for axis, place in enumerate(where) if isinstance(place, Tensor)]
-    part = tensor
-    for axis, place in enumerate(where):
-        if isinstance(place, slice):
-            part = part.narrow(axis, place.start, place.stop - place.start)
+    part = narrowed(tensor, where)
     for axis in lists[:-1]:
         part = part.index_select(axis, _on(where[axis], part))
     if lists:
@@ -71,9 +82,7 @@ def scatter(part: Tensor, into: Tensor, where: tuple[Where, ...]) -> None:
 
     The inverse of `gather` on the covered elements. Positions are unique, as a Selection's are.
     """
-    for axis, place in enumerate(where):
-        if isinstance(place, slice):
-            into = into.narrow(axis, place.start, place.stop - place.start)
+    into = narrowed(into, where)
     lists = [axis for axis, place in enumerate(where) if isinstance(place, Tensor)]
     if not lists:
         into.add_(part)

@@ -1,7 +1,7 @@
 """Server and nodes as Flower apps. The network is Flower's; the rounds are those of every other backend.
 
     app = node_app(lambda context: my_examples(context))       # in the node's client_app.py
-    app = server_app(lambda context: read_settings(...))       # in the server's server_app.py
+    app = server_app(lambda context, known: my_plan(known))    # in the server's server_app.py
 
 A node states in its config (`--node-config`) as which client it takes part (`partition-id`) and which part of the model it
 can hold (`size`).

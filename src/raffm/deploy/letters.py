@@ -10,7 +10,7 @@ server knows it. Numbers that numpy does not have (bfloat16) travel as 16-bit in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ from raffm.algebra.move import extract
 from raffm.algebra.selection import Selection
 from raffm.data.task import ImageClassification, Task, TextClassification
 from raffm.errors import RunError, UpdateError
-from raffm.methods.method import Client, Held, Method
-from raffm.models.checkpoint import model_described
+from raffm.methods import described
+from raffm.methods.method import Client, Held
+from raffm.models.checkpoint import dtype_name, model_described
 from raffm.rounds.plan import Order, Plan
 
 Arrays = dict[str, NDArray[Any]]
@@ -75,7 +76,7 @@ def letter_of(plan: Plan, order: Order, held: Held) -> Letter:
         "round": order.round,
         "client": order.client,
         "seed": plan.seed,
-        "dtypes": {name: _dtype(tensor) for name, tensor in tensors.items()},
+        "dtypes": {name: dtype_name(tensor) for name, tensor in tensors.items()},
         "shapes": {name: list(tensors[name].shape) for name in masks},
     }
     arrays = {TENSOR + name: to_array(tensor[masks[name]] if name in masks else tensor) for name, tensor in tensors.items()}
@@ -100,12 +101,6 @@ def task_from(content: Mapping[str, Any]) -> Task:
     lists = {key: tuple(entry) for key, entry in content.items() if isinstance(entry, list)}
     task: Task = TASKS[content["kind"]](**{key: entry for key, entry in {**content, **lists}.items() if key != "kind"})
     return task
-
-
-def described(method: Method) -> dict[str, Any]:
-    """A method in plain values."""
-    switches: tuple[Field[Any], ...] = fields(method) if is_dataclass(method) else ()
-    return {"name": method.name, **{entry.name: getattr(method, entry.name) for entry in switches}}
 
 
 def sizes_of(layout: Layout, selection: Selection) -> dict[str, int | list[int]]:
@@ -146,7 +141,7 @@ def reply_to(letter: Letter, held: Held, tensors: Mapping[str, Tensor], examples
         "round": letter.about["round"],
         "examples": examples,
         "loss": loss,
-        "dtypes": {name: _dtype(tensor) for name, tensor in tensors.items()},
+        "dtypes": {name: dtype_name(tensor) for name, tensor in tensors.items()},
     }
     values = {name: tensor[held.kept[name]] if _is_masked(held, name) else tensor for name, tensor in tensors.items()}
     return Reply(about, {TENSOR + name: to_array(tensor) for name, tensor in values.items()})
@@ -196,10 +191,6 @@ def _from_array(array: NDArray[Any], dtype: str) -> Tensor:
     if found.dtype != wanted:
         raise ValueError(f"an array of {array.dtype} is no tensor of {dtype}")
     return found
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _is_masked(held: Held, name: str) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raffm.algebra.move import travelling
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
 from raffm.data.task import Task
@@ -21,8 +22,7 @@ from raffm.models.checkpoint import model_without_weights
 from raffm.models.label import named_tensors
 from raffm.models.labelled import Labelled
 from raffm.models.surgery import assembled, skeleton
-from raffm.rounds.local import Local, batches_of, order_of, train
-from raffm.seeds import generator
+from raffm.rounds.local import Local, batches_of, dropout_seed, order_of, train
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +72,8 @@ class Visit:
         share = Share(layout.select(dict(about["sizes"])), about["numbers"])  # the first indices stand for the chosen ones
         module = assembled(self.frame.model, layout, share.selection, tensors_of(self.letter, held))
         loss = self._trained(module, self._learn(share, held))
-        found, names = named_tensors(module)[0], layout.labels_of(share.selection)
-        sent = [layout.name_in(share.selection, name) for name in names if layout.kind(name) != "transient"]
-        return reply_to(self.letter, held, {name: found[name].detach() for name in sent}, len(self.examples), loss)
+        sent = travelling(named_tensors(module)[0], layout, share.selection)
+        return reply_to(self.letter, held, sent, len(self.examples), loss)
 
     def _learn(self, share: Share, held: Held) -> Learn:
         """As the method says; what it would read off the server's weights came with the letter."""
@@ -94,7 +93,7 @@ class Visit:
         table = order_of(np.arange(len(self.examples)), local, seed, round, client)
         batches = batches_of(self.task, self.examples, table, seed, round, client)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(seed, "dropout within", round, client).initial_seed())
+            torch.manual_seed(dropout_seed(seed, round, client))
             return float(train(module, learn, local, batches, round, len(table), lambda: None))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 from raffm.errors import RunError
@@ -34,6 +34,12 @@ KINDS = (
     SmallestForAll,
 )
 METHODS: Mapping[str, type[Any]] = {kind.name: kind for kind in KINDS}
+
+
+def described(method: Method) -> dict[str, Any]:
+    """A method in plain values: its name and its switches."""
+    switches: tuple[Field[Any], ...] = fields(method) if is_dataclass(method) else ()
+    return {"name": method.name, **{entry.name: getattr(method, entry.name) for entry in switches}}
 
 
 def method_of(name: str, **switches: Any) -> Method:

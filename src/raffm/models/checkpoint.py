@@ -57,7 +57,7 @@ def save_submodel(module: nn.Module, folder: str | Path) -> None:
                 "attention": getattr(getattr(module, "config", None), "_attn_implementation", None),
                 "version": record.version,
                 "selection": record.selection.to_json(),
-                "dtypes": {name: _dtype(tensor) for name, tensor in tensors.items()},
+                "dtypes": {name: dtype_name(tensor) for name, tensor in tensors.items()},
             },
         )
 
@@ -111,7 +111,7 @@ def load_weights(model: nn.Module, folder: Path) -> dict[str, Tensor]:
     found_tensors = {in_memory.get(name, name): tensor for name, tensor in stored.items()}
     found_tensors = {name: tensor for name, tensor in found_tensors.items() if name not in passed_over}
     expected = {name: tensors[name] for name in in_memory.values()}
-    _refuse_strangers(expected, found_tensors, {name: _dtype(tensor) for name, tensor in expected.items()}, folder)
+    _refuse_strangers(expected, found_tensors, {name: dtype_name(tensor) for name, tensor in expected.items()}, folder)
     return found_tensors
 
 
@@ -131,7 +131,8 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / "model.safetensors")
 
 
-def _dtype(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
+    """The kind of a tensor's numbers, as files and letters have it."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -187,8 +188,8 @@ def _refuse_strangers(
                 f"`{name}` in {str(folder)!r} has shape {tuple(tensor.shape)}; its config and Selection give "
                 f"{tuple(expected[name].shape)}."
             )
-        if _dtype(tensor) != dtypes.get(name):
-            raise CheckpointError(f"`{name}` in {str(folder)!r} is {_dtype(tensor)}; {dtypes.get(name)} was expected.")
+        if dtype_name(tensor) != dtypes.get(name):
+            raise CheckpointError(f"`{name}` in {str(folder)!r} is {dtype_name(tensor)}; {dtypes.get(name)} was expected.")
 
 
 def _config_dict(module: nn.Module) -> dict[str, Any]:

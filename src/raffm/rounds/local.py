@@ -77,6 +77,11 @@ def order_of(examples: Integers, local: Local, seed: int, round: int, client: in
     return torch.from_numpy(examples)[torch.cat(shuffles)[:needed]].view(-1, local.batch)
 
 
+def dropout_seed(seed: int, round: int, client: int) -> int:
+    """What the random numbers within a client's module follow from."""
+    return generator(seed, "dropout within", round, client).initial_seed()
+
+
 def batches_of(task: Task, examples: Examples, order: Tensor, seed: int, round: int, client: int) -> Iterator[Batch]:
     """A client's batches, made on the device from tables that were drawn on the CPU."""
     moves = task.draw(tuple(order.shape), generator(seed, "augment", round, client))

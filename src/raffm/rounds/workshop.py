@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from raffm.algebra.mask import Mask
-from raffm.algebra.move import extract, moves
+from raffm.algebra.move import extract, travelling
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.errors import UpdateError
 from raffm.methods.method import Client, Held, Share, Update
 from raffm.models.label import named_tensors
 from raffm.models.surgery import assembled
-from raffm.rounds.local import batches_of, order_of, train
+from raffm.rounds.local import batches_of, dropout_seed, order_of, train
 from raffm.rounds.plan import Order, Plan
-from raffm.seeds import generator
 
 RESIDENT = 16
 """Shapes whose modules are kept."""
@@ -65,7 +64,7 @@ class Workshop:
         batches = batches_of(plan.task, plan.data.dataset.train, table, plan.seed, order.round, order.client)
         with seeded(plan, order):
             loss = train(resident.module, learn, plan.local, batches, order.round, len(table), tick)
-        tensors = self._sent_back(resident, order.share)
+        tensors = travelling(resident.tensors, server.layout, order.share.selection)
         return merged(plan, tally, Update(order.client, order.share, held, tensors, order.weight, client.present), float(loss))
 
     def loaded(self, share: Share, held: Held) -> Resident:
@@ -90,14 +89,6 @@ class Workshop:
         self._residents.move_to_end(key)
         return self._residents[key]
 
-    def _sent_back(self, resident: Resident, share: Share) -> dict[str, Tensor]:
-        """What travels: everything but transient buffers."""
-        layout = self._plan.server.layout
-        plan = moves(layout, share.selection)
-        return {
-            move.name: resident.tensors[move.name].detach() for name, move in plan.items() if layout.kind(name) != "transient"
-        }
-
 
 def merged(plan: Plan, tally: Tally, update: Update, loss: float) -> Outcome:
     """Add an update to a tally, unless it is refused."""
@@ -116,18 +107,13 @@ def shape_of(plan: Plan, selection: Selection) -> object:
     return tuple(sorted(layout.sizes_of(selection).items())), blocks
 
 
-def dropout_seed(plan: Plan, order: Order) -> int:
-    """What the random numbers within a client's module follow from."""
-    return generator(plan.seed, "dropout within", order.round, order.client).initial_seed()
-
-
 @contextmanager
 def seeded(plan: Plan, order: Order) -> Iterator[None]:
     """Dropout draws from the device's own generator: it is seeded for one client and put back afterwards."""
     device = next(iter(plan.server.tensors.values())).device
     source = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
     before = source.get_state()
-    source.manual_seed(dropout_seed(plan, order))
+    source.manual_seed(dropout_seed(plan.seed, order.round, order.client))
     try:
         yield
     finally:

@@ -23,9 +23,10 @@ from raffm.algebra.tally import Tally
 from raffm.errors import RunError
 from raffm.methods.method import Client, Held, Learn, Share, Update, nothing
 from raffm.rounds.backend import Tick, by_shape
+from raffm.rounds.local import dropout_seed
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, predicted
-from raffm.rounds.workshop import Outcome, Workshop, dropout_seed, merged, seeded, shape_of
+from raffm.rounds.workshop import Outcome, Workshop, merged, seeded, shape_of
 from raffm.simulate.lane import Lane, Passes, Style, limits_are_usable
 
 REPAY = 40
@@ -306,7 +307,7 @@ class Captured:
 
     def _again(self, task: Task, lane: Lane) -> None:
         """Back to the beginning of the client, random numbers too."""
-        torch.cuda.manual_seed(dropout_seed(self._plan, task.order))
+        torch.cuda.manual_seed(dropout_seed(self._plan.seed, task.order.round, task.order.client))
         lane.load(task.order, task.held, task.learn)
         lane.fill(0)
 

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raffm.algebra.axis import Where
 from raffm.algebra.mask import Mask
-from raffm.algebra.move import extract, gather, moves
+from raffm.algebra.move import extract, gather, moves, narrowed, travelling
 from raffm.data.task import Batch
 from raffm.methods.method import Fading, Held, Learn, nothing
 from raffm.models.label import named_tensors
@@ -264,20 +264,15 @@ class Lane:
         self.step_number.add_(1)
 
     def update(self, order: Order) -> dict[str, Tensor]:
-        """What the client sends back: everything but transient buffers."""
-        layout = self.plan.server.layout
-        plan = moves(layout, order.share.selection)
-        return {move.name: self._targets[move.name].detach() for name, move in plan.items() if layout.kind(name) != "transient"}
+        """What the client sends back."""
+        return travelling(self._targets, self.plan.server.layout, order.share.selection)
 
 
 def _part(source: Tensor, where: tuple[Where, ...]) -> Tensor:
     """The part of a tensor at these positions, where it lies if that is possible."""
     if any(isinstance(place, Tensor) for place in where):
         return gather(source, where)
-    for axis, place in enumerate(where):
-        if isinstance(place, slice):
-            source = source.narrow(axis, place.start, place.stop - place.start)
-    return source
+    return narrowed(source, where)
 
 
 def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -28,6 +30,7 @@ from raffm.algebra.tally import Tally
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.data.task import ImageClassification
 from raffm.devices.fleet import fleet_of
+from raffm.errors import RunError
 from raffm.federate import load_data
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Client, Held, Learn
@@ -37,8 +40,9 @@ from raffm.prepare import on_device
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.evaluate import evaluate
 from raffm.rounds.local import Local
-from raffm.rounds.loop import Keeping, train
+from raffm.rounds.loop import Keeping, Nobody, train
 from raffm.rounds.plan import Evaluating, Order, Participation, Plan
+from raffm.rounds.results import Evaluation, Results, Round
 from raffm.simulate import captured
 from raffm.simulate.captured import Captured
 from raffm.simulate.lane import Lane, Style
@@ -49,14 +53,20 @@ TASK = ImageClassification((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), c
 
 def federation(clients: int, train: int, test: int, side: int = 32, device: str = "cuda") -> Federation:
     """Random images on the device, dealt evenly."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator(device).manual_seed(0)
 
     def examples(count: int) -> Examples:
-        pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=draw)
-        return Examples({"pixel_values": pixels.to(device)}, torch.randint(0, 10, (count,), generator=draw).to(device))
+        pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=draw, device=device)
+        return Examples({"pixel_values": pixels}, torch.randint(0, 10, (count,), generator=draw, device=device))
 
     parts = [Parts.of(np.array_split(np.arange(count), clients)) for count in (train, test)]
     return Federation(Dataset("random", examples(train), examples(test), tuple("abcdefghij")), Split(*parts))
+
+
+@cache
+def hundred() -> Federation:
+    """A hundred clients with as many images as CIFAR-10 has."""
+    return federation(100, 50_000, 10_000)
 
 
 def plan_of(method: str, data: Federation, steps: int, asked: int = 10, device: str = "cuda", **rest: Any) -> Plan:
@@ -192,22 +202,77 @@ VIT = {
 def vit_base(data: Federation, repeats: int) -> dict[str, Any]:
     """ViT-base at 224 pixels, batch 16: graphs against a plain loop."""
     local = Local("sgd", 0.01, batch=16, steps=20)
-    given = {"model": "vit-small", "changes": VIT, "local": local, "task": replace(TASK, size=224), "fleet": "full"}
+    given: dict[str, Any] = {
+        "model": "vit-small",
+        "changes": VIT,
+        "local": local,
+        "task": replace(TASK, size=224),
+        "fleet": "full",
+    }
     style = Style("bfloat16", True)
     graphs = rounds_of("fedavg", data, 20, repeats, style, asked=4, **given)
     return {"captured": graphs, "eager": eager("fedavg", data, 20, style, asked=4, **given)}
 
 
+GROWTH = ((100, 1), (100, 3), (100, 10), (100, 30), (100, 100), (1000, 10), (10_000, 10), (100_000, 10))
+"""Registered clients, and those of them that train in a round."""
+
+
 def growth(repeats: int) -> list[dict[str, Any]]:
     """What a round costs with more clients in it, and with more that are registered."""
     found = []
-    for registered, asked in ((100, 1), (100, 3), (100, 10), (100, 30), (100, 100), (1000, 10), (10_000, 10), (50_000, 10)):
-        data = federation(registered, 50_000, 10_000)
+    for registered, asked in GROWTH:
+        data = federation(registered, max(50_000, 20 * registered), max(10_000, registered))  # a batch each
         taken = rounds_of("heterofl", data, 40, repeats, Style("bfloat16", True), asked=asked, tested=False)
         found.append({"registered": registered, "asked": asked, "median": taken["median"]})
         print(found[-1], flush=True)
     return found
 
+
+SCALES: dict[str, dict[str, Any]] = {
+    "a small ResNet": {"changes": {"widths": (16, 32, 64), "depths": (1, 1, 1)}},
+    "ResNet-18": {},
+    "a small ViT": {"model": "vit-small"},
+    "ViT-base, 224 pixels": {"model": "vit-small", "changes": VIT, "task": replace(TASK, size=224)},
+}
+
+
+def scale(data: Federation, repeats: int) -> list[dict[str, Any]]:
+    """What a round costs with larger models."""
+    found = []
+    for name, given in SCALES.items():
+        numbers = sum(each.numel() for each in plan_of("heterofl", data, 40, device="cpu", **given).server.model.parameters())
+        taken = rounds_of("heterofl", data, 40, repeats, Style("bfloat16", True), tested=False, **given)
+        found.append({"model": name, "parameters": numbers, "median": taken["median"], "refused": taken["refused"]})
+        print(found[-1], flush=True)
+    return found
+
+
+def little_memory() -> dict[str, Any]:
+    """A round on a card that seems small: fewer clients at a time, the same server; and what is said where none fits."""
+    data, total = federation(8, 800, 200), torch.cuda.get_device_properties(0).total_memory
+    local = Local("sgd", 0.05, 20, steps=50)
+    found: dict[str, Any] = {}
+    servers = {}
+    for name, gibibytes in (("plenty", 64.0), ("little", 2.5), ("too little", 0.25)):
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + gibibytes * 2**30) / total)
+        plan = plan_of("fedavg", data, 50, 8, local=local)
+        backend = Captured(plan, style=Style("float32", True))
+        try:
+            servers[name] = one_round(plan, backend)
+            found[name] = {"gibibytes": gibibytes, "lanes": backend._width}
+        except RunError as error:
+            found[name] = {"gibibytes": gibibytes, "error": str(error)}
+        backend.close()
+        print(name, found[name], flush=True)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    floats = [name for name, tensor in servers["plenty"].items() if tensor.is_floating_point()]
+    found["gap"] = max(float((servers["plenty"][name] - servers["little"][name]).abs().max()) for name in floats)
+    return found
+
+
+SEEDS = range(5)
 
 BACKENDS: dict[str, Callable[[Plan], Backend]] = {
     "serial": Serial,
@@ -217,19 +282,34 @@ BACKENDS: dict[str, Callable[[Plan], Backend]] = {
 
 
 def accuracy(rounds: int, backends: Sequence[str]) -> list[dict[str, Any]]:
-    """A short run on CIFAR-10 (`$RAFFM_DATA`) on both backends in float32, and in bfloat16, with two seeds."""
+    """A short run on CIFAR-10 (`$RAFFM_DATA`) with every backend and several seeds; the serial one needs no GPU."""
     found = []
-    for seed in (0, 1):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for seed in SEEDS:
         for name in backends:
-            data = on_device(load_data("cifar10", clients=50, split="iid", validation=0.0, seed=seed), "cuda")
+            data = on_device(load_data("cifar10", clients=50, split="iid", validation=0.0, seed=seed), device)
             shapes = {"widths": (16, 32, 64), "depths": (1, 1, 1)}
-            plan = replace(plan_of("fiarse", data, 50, changes=shapes), rounds=rounds, seed=seed)
+            plan = replace(plan_of("fiarse", data, 50, device=device, changes=shapes), rounds=rounds, seed=seed)
             begin = time.perf_counter()
             results = train(plan, BACKENDS[name](plan))
             last = {size: scores.test["accuracy"] for size, scores in results.evaluations[-1].sizes.items()}
-            found.append({"backend": name, "seed": seed, "seconds": time.perf_counter() - begin, **last})
+            taken = time.perf_counter() - begin
+            found.append({"backend": name, "device": device, "seed": seed, "seconds": taken, **last})
             print(found[-1], flush=True)
     return found
+
+
+class Printing(Nobody):
+    """Prints every evaluation, so that a run that is stopped has said something."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def round(self, entry: Round, evaluation: Evaluation | None, results: Results) -> None:
+        """A line."""
+        if evaluation is not None:
+            scores = {size: round(each.test["accuracy"], 4) for size, each in evaluation.sizes.items()}
+            print(f"{entry.round} rounds, {time.perf_counter() - self._begin:.1f} s: {scores}", flush=True)
 
 
 def long_run(rounds: int) -> dict[str, Any]:
@@ -239,9 +319,17 @@ def long_run(rounds: int) -> dict[str, Any]:
     plan = replace(plan, rounds=rounds, evaluating=replace(plan.evaluating, every=20))
     begin = time.perf_counter()
     with TemporaryDirectory() as folder:
-        results = train(plan, Captured(plan, style=Style("bfloat16", True)), Keeping(Path(folder) / "checkpoint", every=20))
+        backend, keeping = Captured(plan, style=Style("bfloat16", True)), Keeping(Path(folder) / "checkpoint", every=20)
+        results = train(plan, backend, keeping, watcher=Printing())
     last = {size: scores.test["accuracy"] for size, scores in results.evaluations[-1].sizes.items()}
     return {"rounds": rounds, "seconds": time.perf_counter() - begin, "train": len(data.dataset.train), **last}
+
+
+def python_loop() -> float:
+    """Seconds of a fixed loop: how fast the processor is that feeds the GPU."""
+    begin = time.perf_counter()
+    sum(place % 7 for place in range(10_000_000))
+    return time.perf_counter() - begin
 
 
 def main() -> None:
@@ -252,15 +340,17 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rounds", type=int, default=800, help="rounds of the long run (default 800)")
     parser.add_argument("--backends", default=",".join(BACKENDS), help="those whose accuracy is measured (default: all)")
-    parser.add_argument("--what", default="equal,rounds,eager,vit,growth,accuracy,long")
+    parser.add_argument("--what", default="equal,rounds,eager,vit,growth,scale,memory,accuracy,long")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "gpu.json")
     options = parser.parse_args()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before CUDA starts
     methods, what = options.methods.split(","), options.what.split(",")
     steps, repeats = (20, 2) if options.quick else (100, options.repeats)
     bf16 = Style("bfloat16", True)
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
-    results |= {"date": date.today().isoformat(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    results |= {"gpu": torch.cuda.get_device_name(), "python": platform.python_version()}
+    if torch.cuda.is_available():
+        results |= {"date": date.today().isoformat(), "torch": torch.__version__, "cuda": torch.version.cuda}
+        results |= {"gpu": torch.cuda.get_device_name(), "python": platform.python_version(), "python_loop": python_loop()}
 
     def keep(name: str, found: Any) -> None:
         results[name] = found
@@ -268,19 +358,22 @@ def main() -> None:
 
     if "equal" in what:
         keep("equal", differences(methods, 1) + differences(methods, 5))
-    data = federation(100, 50_000, 10_000)
     if "rounds" in what:
         for method in methods:
-            keep("rounds", {**results.get("rounds", {}), method: rounds_of(method, data, steps, repeats, bf16)})
+            keep("rounds", {**results.get("rounds", {}), method: rounds_of(method, hundred(), steps, repeats, bf16)})
             print(method, results["rounds"][method], flush=True)
     if "eager" in what:
-        keep("eager", {method: eager(method, data, steps, bf16) for method in ("fedavg", "fiarse", "heterofl")})
+        keep("eager", {method: eager(method, hundred(), steps, bf16) for method in ("fedavg", "fiarse", "heterofl")})
         print(results["eager"], flush=True)
     if "vit" in what:
-        keep("vit", vit_base(data, 3))
+        keep("vit", vit_base(hundred(), 3))
         print(results["vit"], flush=True)
     if "growth" in what:
         keep("growth", growth(12))
+    if "scale" in what:
+        keep("scale", scale(hundred(), 3))
+    if "memory" in what:
+        keep("memory", little_memory())
     if "accuracy" in what:
         again = options.backends.split(",")
         known = [row for row in results.get("accuracy", []) if row["backend"] not in again]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -71,8 +72,10 @@ def run_as(settings: Settings, plan: Plan, folder: Path, resume: bool, watcher: 
 
 def device_of(settings: BackendSettings) -> str:
     """Where model and data go: graphs need a GPU, where there is one."""
-    is_graphs = settings.name == "captured" and settings.device == "cpu"
-    return "cuda" if is_graphs and torch.cuda.is_available() else settings.device
+    if settings.name != "captured":
+        return settings.device
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues for clients side by side; read when CUDA starts
+    return "cuda" if settings.device == "cpu" and torch.cuda.is_available() else settings.device
 
 
 def _backend(settings: BackendSettings) -> str | Make:

@@ -263,6 +263,11 @@ class Lane:
         self.total.add_(loss.detach())
         self.step_number.add_(1)
 
+    def state(self) -> list[Tensor]:
+        """All that a step changes, weights and gradients first."""
+        memory = [each for each in self.optimizer.state[self._whole].values() if isinstance(each, Tensor)]
+        return [self.values, self.gradients, self.seen, self.total, self.step_number, *memory, *self.module.buffers()]
+
     def update(self, order: Order) -> dict[str, Tensor]:
         """What the client sends back."""
         return travelling(self._targets, self.plan.server.layout, order.share.selection)

@@ -23,6 +23,7 @@ from raffm.data.sources import FOUND, Columns, load
 from raffm.data.splits import hold_out
 from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
 from raffm.data.text import agree_on_padding
+from raffm.deploy.posted import Posted
 from raffm.devices.fleet import Fleet, fleet_of
 from raffm.errors import RunError
 from raffm.methods import method_of
@@ -37,7 +38,7 @@ from raffm.rounds.local import Local
 from raffm.rounds.loop import Keeping, Watcher
 from raffm.rounds.loop import train as run
 from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
-from raffm.rounds.predict import Job, served
+from raffm.rounds.predict import Job, Statistics, of_clients, served
 from raffm.rounds.results import Results
 from raffm.rounds.workshop import Workshop
 from raffm.simulate.lane import Style
@@ -51,6 +52,7 @@ class Trained:
 
     results: Results
     plan: Plan
+    statistics: Statistics = of_clients
 
     def __str__(self) -> str:
         return as_markdown(self.results)
@@ -77,7 +79,7 @@ class Trained:
         return self._made(chosen[0])
 
     def _made(self, way: Served) -> nn.Module:
-        return served(self.plan, Workshop(self.plan), Job(way.shares[0], self.plan.rounds))
+        return served(self.plan, Workshop(self.plan), Job(way.shares[0], self.plan.rounds), statistics=self.statistics)
 
     def save(self, folder: str | Path) -> dict[str, Path]:
         """Write every served submodel into a folder of its own; `load_submodel` reads them. Gives the folders by size."""
@@ -174,7 +176,7 @@ def run_plan(
         results = run(plan, made, keeping, dict(settings or described(plan)), watcher)
     finally:
         made.close()
-    trained = Trained(results, plan)
+    trained = Trained(results, plan, made.statistics if isinstance(made, Posted) else of_clients)
     if folder is not None:
         trained.save(Path(folder) / "submodels")
         write_results(results, Path(folder))

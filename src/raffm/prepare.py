@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import torch
 
 from raffm.data.examples import Dataset, Examples, Federation
-from raffm.data.sources import Columns
+from raffm.data.sources import Columns, load
 from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
@@ -113,12 +113,24 @@ def data_of(settings: Settings) -> Federation:
         split=data.split,
         seed=settings.seed,
         validation=data.validation,
-        columns=Columns(data.input or None, data.label or None, data.owner or None),
-        image_size=data.image_size or None,
-        tokenizer=_tokenizer(data.tokenizer or settings.model.name),
-        max_length=data.max_length,
+        **_reading(settings),
         **data.parameters,
     )
+
+
+def dataset_of(settings: Settings, source: str) -> Dataset:
+    """A data set as it is, read as the run reads its own."""
+    return load(source, **_reading(settings))
+
+
+def _reading(settings: Settings) -> dict[str, Any]:
+    data = settings.data
+    return {
+        "columns": Columns(data.input or None, data.label or None, data.owner or None),
+        "image_size": data.image_size or None,
+        "tokenizer": _tokenizer(data.tokenizer or settings.model.name),
+        "max_length": data.max_length,
+    }
 
 
 class _tokenizer:

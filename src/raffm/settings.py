@@ -35,7 +35,10 @@ from raffm.rounds.plan import Evaluating, Merging, Participation
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where examples come from and how they are divided among clients. `parameters` are those of the split."""
+    """Where examples come from and how they are divided among clients. `parameters` are those of the split.
+
+    `classes` are the names of the classes, in their order, for nodes that have not all of them among their own data.
+    """
 
     source: str = "digits"
     split: str = "iid"
@@ -47,6 +50,7 @@ class DataSettings:
     input: str = ""
     label: str = ""
     owner: str = ""
+    classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     crop: int | None = None

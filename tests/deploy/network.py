@@ -1,31 +1,50 @@
-"""A real Flower network on this machine: a SuperLink with TLS and node authentication, and SuperNodes, each a process."""
+"""A real Flower network on this machine, from the folder that `raffm edge init` writes; every part of it is a process."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from raffm.deploy.keys import write_certificates, write_node_key
+import tomli_w
 
 BIN = Path(sys.executable).parent
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "OMP_NUM_THREADS": "1",
-}
+
+WATCH = """
+import json, os, sys
+
+def note(event, given):
+    if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen"):
+        about = given[1] if event == "socket.connect" else given[0]
+        with open(os.environ["RAFFM_WATCHED"], "a") as file:
+            file.write(json.dumps([event, repr(about)]) + "\\n")
+
+sys.addaudithook(note)
+"""
+"""Notes in a file whom a Python program speaks to, and what it starts."""
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        first = random.randint(20_000, 50_000)
+        with ExitStack() as taken:
+            try:
+                for port in range(first, first + count):
+                    taken.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
 
 
 @dataclass
@@ -33,40 +52,39 @@ class Network:
     """Everything it starts runs in process groups of its own, and is ended by `close`."""
 
     folder: Path
-    port: int = field(default_factory=free_port)
+    nodes: int
+    port: int
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.certificates = self.folder / "certs"
-        write_certificates(self.certificates)
-        (self.folder / "home").mkdir(parents=True)
-        (self.folder / "empty").mkdir()
-        (self.folder / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.certificates / "ca.crt"}"\n'
-        )
+    @staticmethod
+    def made(place: Path, run: Mapping[str, Any], sizes: str = "1, 1/4, 1/16", nodes: int = 3) -> Network:
+        (place / "run.toml").write_text(tomli_w.dumps(run))
+        (place / "watch").mkdir()
+        (place / "watch" / "sitecustomize.py").write_text(WATCH)
+        made = Network(place / "trial", nodes, free_ports(nodes + 2))
+        words = ["--run", place / "run.toml", "--nodes", nodes, "--sizes", sizes, "--port", made.port]
+        command = [str(BIN / "raffm"), "edge", "init", str(made.folder), *map(str, words)]
+        subprocess.run(command, check=True, capture_output=True)
+        return made
 
     @property
     def environment(self) -> dict[str, str]:
-        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "home"), "PATH": path}
+        given = {"RAFFM_WATCHED": str(self.folder.parent / "watched"), "PYTHONPATH": str(self.folder.parent / "watch")}
+        return {**os.environ, **given, "OMP_NUM_THREADS": "1"}
 
     def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
-        command = [str(BIN / str(words[0])), *map(str, words[1:])]
-        place, environment = self.folder / "empty", self.environment
-        with (self.folder / f"{name}.log").open("wb") as log:
+        with (self.folder.parent / f"{name}.log").open("ab") as log:
             self.started[name] = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=place, env=environment, start_new_session=True
+                [str(word) for word in words],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
             )
         return self.started[name]
 
-    def tls(self) -> list[object]:
-        names = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
-        return [word for flag, name in names.items() for word in (flag, self.certificates / name)]
-
     def link(self) -> None:
-        words = ["--enable-supernode-auth", "--host", "127.0.0.1", "--port", self.port]
-        self.start("link", "flower-superlink", *self.tls(), *words, "--disable-runtime-dependency-installation")
+        self.start("link", self.folder / "link.sh")
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with socket.socket() as probe:
@@ -75,25 +93,41 @@ class Network:
             time.sleep(0.2)
         raise AssertionError(self.log("link"))
 
-    def node(self, number: int, config: str, registered: bool = True) -> subprocess.Popen[bytes]:
-        key = self.certificates / f"node{number}"
-        write_node_key(key)
-        if registered:
-            self.flwr("supernode", "register", f"{key}.pub", "here")
-        words = ["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", self.certificates / "ca.crt"]
-        words += ["--auth-supernode-private-key", key, "--port", free_port(), "--node-config", config]
-        return self.start(f"node{number}", "flower-supernode", *words, *self.tls())
+    def node(self, number: int) -> subprocess.Popen[bytes]:
+        return self.start(f"node{number}", self.folder / "node.sh", number)
 
-    def flwr(self, *words: object, timeout: float = 120) -> str:
-        command = [str(BIN / "flwr"), *map(str, words)]
+    def begin(self) -> None:
+        """The link, and all nodes, registered."""
+        self.link()
+        for number in range(self.nodes):
+            self.flwr("supernode", "register", f"certs/node{number}.pub", "here")
+            self.node(number)
+
+    def flwr(self, *words: object) -> str:
+        """A command of Flower's, as the README has it."""
         ran = subprocess.run(
-            command, capture_output=True, text=True, cwd=self.folder, env=self.environment, timeout=timeout, check=False
+            self.command(*words), capture_output=True, text=True, env=self.environment, timeout=240, check=False
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr + self.log("link")
         return ran.stdout
 
+    def command(self, *words: object) -> list[str]:
+        said = " ".join(f"'{word}'" if " " in str(word) or "=" in str(word) else str(word) for word in words)
+        return ["sh", "-c", f". '{self.folder}/env.sh' && cd '{self.folder}' && exec flwr {said}"]
+
     def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
+        return (self.folder.parent / f"{name}.log").read_text(errors="replace")
+
+    @property
+    def watched(self) -> list[tuple[str, str]]:
+        """Whom all programs spoke to, and what they started."""
+        lines = (self.folder.parent / "watched").read_text().splitlines()
+        return [tuple(json.loads(line)) for line in lines]
+
+    def kill(self, name: str) -> None:
+        """At once, with all that it started."""
+        os.killpg(self.started[name].pid, signal.SIGKILL)
+        self.started.pop(name).wait(10)
 
     def close(self) -> None:
         for process in self.started.values():

@@ -11,12 +11,20 @@ import torch
 from cryptography import x509
 
 from methods.runs import federation, plan_of
-from raffm.deploy.flower import content_of, read_content
+from raffm.algebra.selection import Selection
+from raffm.deploy.flower import Records, about_of, arrays_of
 from raffm.deploy.keys import write_certificates, write_node_key
-from raffm.deploy.ledger import Known, fleet_of, ledger, numbered
+from raffm.deploy.ledger import UNNUMBERED, Known, fitting, fleet_of, known_from, ledger, numbered
+from raffm.deploy.statement import Device, device_from, quantity, stated
+from raffm.devices.budget import Budget
 from raffm.errors import RunError
+from raffm.methods import method_of
 
-NODES = [Known(70, 0, 5, (0, 2), 1.0), Known(50, 1, 3, (4,), 0.25), Known(60, 2, 4, (0, 1, 2, 3), 1.0)]
+NODES = [
+    Known(70, 0, 5, (0, 2), Device(1.0)),
+    Known(50, 1, 3, (4,), Device(0.25)),
+    Known(60, 2, 4, (0, 1, 2, 3)),
+]
 
 
 def test_a_plan_over_a_ledger_knows_counts_classes_and_sizes_and_has_no_example() -> None:
@@ -25,7 +33,7 @@ def test_a_plan_over_a_ledger_knows_counts_classes_and_sizes_and_has_no_example(
     assert [plan.weight(client) for client in range(3)] == [5, 3, 4]
     assert [plan.present(client).nonzero().flatten().tolist() for client in range(3)] == [[0, 2], [4], [0, 1, 2, 3]]
     assert data.dataset.train.inputs == {}
-    fleet = fleet_of(NODES)
+    fleet = fleet_of(NODES, lambda budget: 0.5)
     assert [fleet.tiers[place].size for place in fleet.tiers_of(3, seed=9).tolist()] == [1.0, 0.25, 1.0]
 
 
@@ -33,8 +41,83 @@ def test_nodes_take_part_as_clients_from_0_on_each_once() -> None:
     assert [each.node for each in numbered([NODES[2], NODES[0], NODES[1]])] == [70, 50, 60]
     with pytest.raises(RunError, match=r"they say they are \[0, 0\]"):
         numbered([NODES[0], Known(9, 0, 1, (0,))])
-    with pytest.raises(RunError, match=r"they say they are \[-1, 0\]"):
-        numbered([NODES[0], Known(9, -1, 1, (0,))])
+    with pytest.raises(RunError, match=r"they say they are \[0, 7\]"):
+        numbered([NODES[0], Known(9, 7, 1, (0,))])
+
+
+def test_who_states_no_number_gets_one_in_the_order_of_the_nodes() -> None:
+    strangers = [Known(9, UNNUMBERED, 1, (0,)), Known(3, UNNUMBERED, 1, (0,)), Known(5, 1, 1, (0,))]
+    assert [(each.client, each.node) for each in numbered(strangers)] == [(0, 3), (1, 5), (2, 9)]
+
+
+# -- what a node can hold ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "found"), [("45M", 45e6), ("1.5G", 1.5e9), (" 2e9 ", 2e9), (7, 7.0), ("3k", 3e3)])
+def test_numbers_as_people_write_them(text: object, found: float) -> None:
+    assert quantity(text, "speed") == found
+
+
+@pytest.mark.parametrize("text", ["", "M", "-3", "0", "nan", "inf", "many"])
+def test_other_numbers_are_refused_by_name(text: str) -> None:
+    with pytest.raises(RunError, match="`max-params`"):
+        quantity(text, "max-params")
+
+
+def test_a_node_states_a_part_or_limits_and_the_server_reads_it() -> None:
+    assert device_from(stated({"size": "1/4", "partition-id": 3, "mine": "x"})) == Device(0.25)
+    said = stated({"max-params": "45M", "max-memory": "2G", "speed": "10G"})
+    assert device_from(said) == Device(None, Budget(max_params=45_000_000, max_memory=2_000_000_000), 1e10)
+    for wrong in ("0", "3/2", "half"):
+        with pytest.raises(RunError, match="`size`"):
+            stated({"size": wrong})
+
+
+def test_a_node_that_measures_itself_states_what_is_missing() -> None:
+    said = stated({"auto": True})
+    assert said["speed"] > 1e6
+    assert said["max-memory"] > 1e6
+    assert stated({"auto": True, "max-params": "1M"}).keys() == {"max-params", "speed"}
+
+
+def test_a_node_gets_the_largest_size_that_keeps_all_its_limits() -> None:
+    plan = plan_of("vit", "heterofl")
+    whole = plan.server.layout.count(Selection())
+    fits = fitting(plan.server, (1.0, 1 / 4, 1 / 16), plan.local)
+    assert fits(Budget(max_params=whole)) == 1.0
+    assert fits(Budget(max_params=whole - 1)) == 1 / 4
+    assert fits(Budget(max_params=whole, max_flops=1 << 60, max_memory=1 << 40)) == 1.0
+    with pytest.raises(RunError, match=r"a node holds 10 params; the smallest submodel, 0\.0625 of the model, takes"):
+        fits(Budget(max_params=10))
+
+
+def test_limits_go_on_to_a_method_that_heeds_them_and_become_sizes_for_others() -> None:
+    limited = Known(1, 0, 5, (0,), Device(None, Budget(max_params=1000), 5e9))
+    heterofl, raffm = (fleet_of([limited], lambda budget: 0.25, method_of(name)).tiers[0] for name in ("heterofl", "raffm"))
+    assert (heterofl.size, heterofl.budget, heterofl.speed) == (0.25, None, 5e9)
+    assert raffm.budget == Budget(max_params=1000)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"examples": 3, "classes": [], "device": {}},
+        {"examples": 0, "classes": [1], "device": {}},
+        {"examples": 3, "classes": [-1], "device": {}},
+        {"examples": "many", "classes": [1], "device": {}},
+        {"examples": 3, "classes": [1], "device": {"size": "7"}},
+        {"examples": 3, "classes": [1], "device": {"max-params": "nan"}},
+    ],
+)
+def test_a_statement_that_makes_no_sense_is_refused(said: dict[str, object]) -> None:
+    with pytest.raises(RunError):
+        known_from(4, said)
+
+
+def test_a_class_that_the_run_does_not_have_is_refused() -> None:
+    with pytest.raises(RunError, match="class 99"):
+        ledger([Known(1, 0, 5, (0, 99))], federation("vit", [[0]]).dataset)
 
 
 def test_records_carry_json_and_arrays_of_any_shape_bit_for_bit() -> None:
@@ -46,7 +129,8 @@ def test_records_carry_json_and_arrays_of_any_shape_bit_for_bit() -> None:
         "table": np.arange(6, dtype=np.float32).reshape(2, 3).T.copy(),
     }
     about = {"round": 3, "numbers": {"threshold": 0.1}, "none": None}
-    read, found = read_content(content_of(about, arrays))
+    content = Records().of(about, arrays=arrays)
+    read, found = about_of(content), arrays_of(content, "arrays")
     assert read == about
     assert set(found) == set(arrays)
     for name, array in arrays.items():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +15,17 @@ import torch
 from methods.runs import ALL, FAMILIES, NAMES, labelled, plan_of
 from raffm.algebra.mask import Mask
 from raffm.algebra.tally import Tally
-from raffm.deploy.letters import Letter, Reply, letter_of, to_array, update_of
+from raffm.deploy.letters import Letter, Reply, letter_of, parcel_of, to_array, update_of
 from raffm.deploy.node import Node
-from raffm.deploy.posted import Posted
+from raffm.deploy.posted import Post, Posted
 from raffm.errors import RunError, UpdateError
+from raffm.methods.method import Held
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.costs import Costs
+from raffm.rounds.evaluate import evaluate
 from raffm.rounds.local import Local
 from raffm.rounds.loop import train
-from raffm.rounds.plan import Merging, Plan
+from raffm.rounds.plan import Evaluating, Merging, Order, Plan
 from raffm.rounds.workshop import Outcome
 
 LABELS = [[0, 1, 2], ALL * 2, ALL, [3, 4, 1]]
@@ -35,22 +39,33 @@ def nodes_of(plan: Plan) -> dict[int, Node]:
 
 def by_wire(letter: Letter) -> Letter:
     """A letter as it arrives: JSON, and bytes."""
-    arrays = {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in letter.arrays.items()}
-    return Letter(json.loads(json.dumps(letter.about)), arrays)
+    came = [
+        {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()}
+        for arrays in (letter.arrays, letter.frozen, letter.own)
+    ]
+    return Letter(json.loads(json.dumps(letter.about)), *came)
+
+
+def first_letter(plan: Plan) -> tuple[Order, Held, Letter]:
+    order = plan.orders(0, [0])[0]
+    held = plan.method.held(plan.server, order.share)
+    return order, held, letter_of(plan, order, held, parcel_of(plan, order.share, held))
 
 
 Change = Callable[[int, Reply], Reply | str]
-Post = Callable[[Mapping[int, Letter]], Iterator[tuple[int, Reply | str]]]
 
 
-def post(
-    plan: Plan, change: Change = lambda client, reply: reply
-) -> Callable[[Mapping[int, Letter]], Iterator[tuple[int, Reply | str]]]:
+def post(plan: Plan, change: Change = lambda client, reply: reply, seen: list[Letter] | None = None) -> Post:
     nodes = nodes_of(plan)
 
-    def posted(letters: Mapping[int, Letter]) -> Iterator[tuple[int, Reply | str]]:
-        for client, letter in reversed(letters.items()):  # the last answers first
-            yield client, change(client, nodes[client].answer(by_wire(letter)))
+    def posted(letters: Iterable[tuple[int, Letter]]) -> Iterator[tuple[int, Reply | str]]:
+        for place, (client, letter) in reversed(list(enumerate(letters))):  # the last answers first
+            if seen is not None:
+                seen.append(letter)
+            try:
+                yield place, change(client, nodes[client].answer(by_wire(letter)))
+            except RunError as error:
+                yield place, f"it failed: {error}"
 
     return posted
 
@@ -81,8 +96,7 @@ def test_nodes_give_the_server_that_one_process_gives(family: str, name: str) ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_node_that_knows_nothing_learns_model_and_task_from_the_letter(family: str, name: str) -> None:
     plan = plan_of(family, name, "1/4")
-    order = plan.orders(0, [0])[0]
-    letter = by_wire(letter_of(plan, order, order.share.selection))
+    letter = by_wire(first_letter(plan)[2])
     own = plan.data.dataset.train.take(plan.data.split.train[0])
     one, other = Node(own).answer(letter), Node.of(plan.server, own, plan.task).answer(letter)
     assert set(one.arrays) == set(other.arrays)
@@ -92,11 +106,8 @@ def test_a_node_that_knows_nothing_learns_model_and_task_from_the_letter(family:
 @pytest.mark.parametrize("name", ["heterofl", "fiarse", "raffm"])
 def test_a_letter_has_the_bytes_of_the_submodel_and_no_more(name: str) -> None:
     plan = plan_of("vit", name, "1/4")
-    order = plan.orders(0, [0])[0]
-    held = plan.method.held(plan.server, order.share)
-    letter = letter_of(plan, order, held)
-    tensors = {key: array for key, array in letter.arrays.items() if not key.startswith("constant/")}
-    assert sum(array.nbytes for array in tensors.values()) == Costs(plan).of(order.share).bytes_down
+    order, _, letter = first_letter(plan)
+    assert sum(array.nbytes for array in letter.arrays.values()) == Costs(plan).of(order.share).bytes_down
     reply = nodes_of(plan)[0].answer(by_wire(letter))
     assert sum(array.nbytes for array in reply.arrays.values()) == Costs(plan).of(order.share).bytes_up
     assert not any(key.startswith("mask/") for key in reply.arrays)  # the server knows it
@@ -104,14 +115,120 @@ def test_a_letter_has_the_bytes_of_the_submodel_and_no_more(name: str) -> None:
 
 def test_a_node_is_told_sizes_and_never_which_indices_it_has() -> None:
     plan = plan_of("vit", "federated-dropout", "1/4")
-    order = plan.orders(0, [0])[0]
-    sizes = letter_of(plan, order, order.share.selection).about["sizes"]
+    sizes = first_letter(plan)[2].about["sizes"]
     assert all(isinstance(size, int) for size in sizes.values())
 
 
 def test_bfloat16_travels_bit_for_bit() -> None:
     tensor = torch.randn(7, 3).bfloat16()
     assert torch.equal(torch.from_numpy(to_array(tensor)).view(torch.bfloat16), tensor)
+
+
+def test_equal_submodels_are_made_once() -> None:
+    plan = plan_of("vit", "heterofl", "1, 1/4", labels=LABELS)
+    seen: list[Letter] = []
+    rounds(plan, Posted(plan, post(plan, seen=seen)))
+    assert len({id(letter.arrays) for letter in seen[:4]}) == 2
+
+
+# -- what is not trained ---------------------------------------------------------------------------------------------
+
+
+def half_frozen(name: str = "heterofl") -> Plan:
+    """All but the head and the last norm stay as they are."""
+    plan = plan_of("vit", name, "1, 1/4", labels=LABELS)
+    for key, parameter in plan.server.model.named_parameters():
+        parameter.requires_grad_("classifier" in key or key.startswith("vit.layernorm"))
+    return plan
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAFFM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fiarse", "scalefl"])
+def test_frozen_weights_travel_once_and_the_server_is_that_of_one_process(cache: Path, name: str) -> None:
+    plan, other = half_frozen(name), half_frozen(name)
+    seen: list[Letter] = []
+    backend = Posted(plan, post(plan, seen=seen))
+    outcomes = rounds(plan, backend)
+    assert not [outcome.refused for outcome in outcomes if outcome.refused]
+    rounds(other, Serial(other))
+    for tensor, value in other.server.tensors.items():
+        assert torch.allclose(plan.server.tensors[tensor], value, atol=1e-6), tensor
+    assert all(letter.frozen for letter in seen[:4])
+    assert not any(letter.frozen for letter in seen[4:])
+    trained = {key for key, parameter in plan.server.model.named_parameters() if parameter.requires_grad}
+    reply = nodes_of(plan)[0].answer(by_wire(seen[-1]))
+    assert {key.removeprefix("tensor/") for key in reply.arrays} == trained
+
+
+def test_a_node_that_lost_its_frozen_weights_gets_them_again(cache: Path) -> None:
+    plan = half_frozen()
+    seen: list[Letter] = []
+    backend = Posted(plan, post(plan, seen=seen))
+    tally = Tally(plan.server.layout, plan.server.tensors)
+
+    def refused(round: int) -> list[str]:
+        outcomes = backend.train(plan.orders(round, [0]), tally, lambda _: None, lambda: None)
+        return [outcome.refused for outcome in outcomes if outcome.refused]
+
+    assert not refused(0)
+    shutil.rmtree(cache)
+    (words,) = refused(1)
+    assert "are not here any more" in words
+    assert not refused(2)
+    assert [bool(letter.frozen) for letter in seen] == [True, False, True]
+
+
+# -- batch norms -----------------------------------------------------------------------------------------------------
+
+
+ASKED = Evaluating(calibration_clients=4)
+
+
+def scores(plan: Plan, backend: Backend) -> dict[str, float]:
+    return {name: size.test["loss"] for name, size in evaluate(plan, backend, 1)[0].sizes.items()}
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fiarse", "scalefl"])
+def test_nodes_give_the_statistics_of_batch_norms_that_one_process_finds(name: str) -> None:
+    plan = plan_of("raffm_resnet", name, "1", labels=LABELS, evaluating=Evaluating(sizes=(1.0, 1 / 4)))
+    found, expected = scores(plan, Posted(plan, post(plan))), scores(plan, Serial(plan))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def _numbers(letter: Letter) -> int:
+    return sum(array.size for array in letter.arrays.values())
+
+
+def test_a_node_calibrates_no_submodel_that_it_does_not_hold_unless_nobody_does() -> None:
+    plan = plan_of("raffm_resnet", "heterofl", "1, 1/4", labels=LABELS, evaluating=ASKED)
+    sizes = {client: plan.tier_of(client, 0).size for client in range(4)}
+    seen: list[Letter] = []
+    scores(plan, Posted(plan, post(plan, seen=seen)))
+    whole = max(_numbers(letter) for letter in seen)
+    asked = sorted((letter.about["client"], _numbers(letter) < whole) for letter in seen)
+    assert asked == sorted([(client, True) for client in sizes] + [(client, False) for client in sizes if sizes[client] == 1])
+    small = plan_of("raffm_resnet", "heterofl", "1/4", labels=LABELS)
+    assert set(scores(small, Posted(small, post(small)))) == {"1", "1/4"}
+
+
+def test_moments_that_make_no_sense_are_left_out_and_where_all_do_the_run_says_so() -> None:
+    plan = plan_of("raffm_resnet", "fedavg", labels=LABELS, evaluating=ASKED)
+
+    def broken(*clients: int) -> Change:
+        def change(client: int, reply: Reply) -> Reply:
+            spoilt = {name: array * np.nan for name, array in reply.arrays.items()}
+            return replace(reply, arrays=spoilt) if client in clients else reply
+
+        return change
+
+    assert scores(plan, Posted(plan, post(plan, broken(1)))) != pytest.approx(scores(plan, Serial(plan)), rel=1e-6)
+    with pytest.raises(RunError, match=r"nobody gave the statistics.*client 0: its moments of `.*` are missing, not finite"):
+        scores(plan, Posted(plan, post(plan, broken(0, 1, 2, 3))))
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------
@@ -177,20 +294,18 @@ def test_a_round_that_nobody_answered_is_repeated_and_leaves_no_trace(combine: s
 
 def test_a_masked_reply_of_another_length_is_refused() -> None:
     plan = plan_of("vit", "fiarse", "1/4")
-    order = plan.orders(0, [0])[0]
-    held = plan.method.held(plan.server, order.share)
+    order, held, letter = first_letter(plan)
     assert isinstance(held, Mask)
     name = next(iter(held.kept))
-    reply = nodes_of(plan)[0].answer(letter_of(plan, order, held))
+    reply = nodes_of(plan)[0].answer(letter)
     short = Reply(reply.about, {**reply.arrays, f"tensor/{name}": reply.arrays[f"tensor/{name}"][:-1]})
     with pytest.raises(UpdateError, match="its mask keeps"):
-        update_of(short, order, held)
+        update_of(short, order, held, plan.server)
 
 
 def test_a_node_with_another_model_says_so() -> None:
     plan = plan_of("vit", "fedavg")
-    order = plan.orders(0, [0])[0]
-    letter = letter_of(plan, order, order.share.selection)
+    letter = first_letter(plan)[2]
     other = Node.of(labelled("raffm_resnet"), plan.data.dataset.train, plan.task)
     with pytest.raises(RunError, match="their configs or versions differ"):
         other.answer(letter)

@@ -1,35 +1,24 @@
-"""Server and nodes as Flower apps. The network is Flower's; the rounds are those of every other backend.
-
-    app = node_app(lambda context: my_examples(context))       # in the node's client_app.py
-    app = server_app(lambda context, known: my_plan(known))    # in the server's server_app.py
-
-A node states in its config (`--node-config`) as which client it takes part (`partition-id`) and which part of the model it
-can hold (`size`).
-"""
+"""Nodes, and a server's way to them, over Flower. The network is Flower's; the rounds are those of every other backend."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from raffm.data.examples import Examples
-from raffm.deploy.ledger import Known, numbered
+from raffm.deploy.ledger import UNNUMBERED, Known, known_from, numbered
 from raffm.deploy.letters import Arrays, Letter, Reply
 from raffm.deploy.node import Node, classes_of
-from raffm.deploy.posted import Posted
+from raffm.deploy.statement import stated
 from raffm.errors import RaffmError, RunError
-from raffm.rounds.loop import Keeping, train
-from raffm.rounds.plan import Plan
-from raffm.rounds.results import Results
 
 POLL = 0.5
 """Seconds between two looks at whether somebody has answered."""
@@ -38,40 +27,68 @@ POLL = 0.5
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
-def content_of(about: Mapping[str, Any], arrays: Arrays) -> RecordDict:
-    """JSON and arrays as Flower's records."""
-    named = {name: Array.from_numpy_ndarray(array) for name, array in arrays.items()}
-    return RecordDict({"arrays": ArrayRecord(array_dict=named), "about": ConfigRecord({"json": json.dumps(about)})})
+class Records:
+    """Arrays as Flower's records; of arrays that come several times in a row one record is made, which travels once."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[Arrays, ArrayRecord]] = {}
+
+    def of(self, about: Mapping[str, Any], **named: Arrays) -> RecordDict:
+        """JSON and arrays, those under a name together."""
+        records = {name: self._record(name, arrays) for name, arrays in named.items() if arrays}
+        return RecordDict({"about": ConfigRecord({"json": json.dumps(about)}), **records})
+
+    def _record(self, name: str, arrays: Arrays) -> ArrayRecord:
+        if name not in self._last or self._last[name][0] is not arrays:
+            made = ArrayRecord(array_dict={key: Array.from_numpy_ndarray(array) for key, array in arrays.items()})
+            self._last[name] = arrays, made
+        return self._last[name][1]
 
 
-def read_content(content: RecordDict) -> tuple[dict[str, Any], Arrays]:
-    """The same the other way round."""
-    about: dict[str, Any] = json.loads(str(content.config_records["about"]["json"]))
-    return about, {name: array.numpy() for name, array in content.array_records["arrays"].items()}
+def about_of(content: RecordDict) -> dict[str, Any]:
+    """The JSON of a message."""
+    about = json.loads(str(content.config_records["about"]["json"]))
+    if not isinstance(about, dict):
+        raise ValueError("what came is no table")
+    return about
+
+
+def arrays_of(content: RecordDict, name: str) -> Arrays:
+    """The arrays of a message under a name; none where there are none."""
+    record = content.array_records.get(name)
+    return {} if record is None else {key: array.numpy() for key, array in record.items()}
+
+
+def read_letter(content: RecordDict) -> Letter:
+    """A letter that came."""
+    return Letter(about_of(content), *(arrays_of(content, name) for name in ("arrays", "frozen", "own")))
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def node_app(examples: Callable[[Context], Examples]) -> ClientApp:
-    """The app of a node; `examples` loads the node's own data."""
+def node_app(
+    examples: Callable[[Context], Examples],
+    device: Callable[[Context], Mapping[str, Any]] = lambda context: stated(context.node_config),
+) -> ClientApp:
+    """The app of a node; `examples` loads the node's own data, `device` states what it can hold (see `statement.py`)."""
     app = ClientApp()
 
     @app.query()
     def say(message: Message, context: Context) -> Message:
         own = examples(context)
         about = {
-            "client": int(context.node_config.get("partition-id", -1)),
+            "client": int(context.node_config.get("partition-id", UNNUMBERED)),
             "examples": len(own),
             "classes": classes_of(own, 1).nonzero().flatten().tolist(),
-            "size": float(Fraction(str(context.node_config.get("size", "1")))),
+            "device": dict(device(context)),
         }
-        return Message(content_of(about, {}), reply_to=message)
+        return Message(Records().of(about), reply_to=message)
 
     @app.train()
     def learn(message: Message, context: Context) -> Message:
-        reply = Node(examples(context)).answer(Letter(*read_content(message.content)))
-        return Message(content_of(reply.about, reply.arrays), reply_to=message)
+        reply = Node(examples(context)).answer(read_letter(message.content))
+        return Message(Records().of(reply.about, arrays=reply.arrays), reply_to=message)
 
     return app
 
@@ -88,32 +105,22 @@ class Serving:
     deadline: float = 3600.0
 
 
-def server_app(
-    plan: Callable[[Context, list[Known]], Plan],
-    serving: Serving = Serving(),  # noqa: B008 (frozen)
-    folder: str | Path | None = None,
-    resume: bool = False,
-    done: Callable[[Results], None] = lambda results: None,
-) -> ServerApp:
-    """The app of a server; `plan` makes the run's plan, once it is known who takes part, and `done` is told its results."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        done(serve(grid, lambda known: plan(context, known), serving, folder, resume))
-
-    return app
-
-
-def serve(
-    grid: Grid, plan: Callable[[list[Known]], Plan], serving: Serving, folder: str | Path | None = None, resume: bool = False
-) -> Results:
-    """Wait for nodes, ask what they have, and train."""
-    known = asked(grid, waited_for(grid, serving), serving)
-    made = plan(known)
-    post = GridPost(grid, {each.client: each.node for each in known}, serving.deadline)
-    keeping = Keeping(None if folder is None else Path(folder) / "checkpoint", resume=resume)
-    return train(made, Posted(made, post), keeping)
+def gathered(grid: Grid, serving: Serving) -> list[Known]:
+    """Wait for nodes, and ask what they have; those that fail to say so are left out, if enough remain."""
+    nodes = waited_for(grid, serving)
+    found, reasons = [], []
+    question = Records().of({})
+    for place, message in exchanged(grid, [(node, question) for node in nodes], "query", serving.patience):
+        try:
+            if isinstance(message, str):
+                raise RunError(f"node {nodes[place]} did not say what it has: {message}.")
+            found.append(known_from(nodes[place], about_of(message.content)))
+        except (KeyError, ValueError, RaffmError) as error:
+            reasons.append(str(error))
+            logging.getLogger("raffm").warning("raffm: left out: %s", error)
+    if len(found) < serving.nodes:
+        raise RunError(f"{len(found)} nodes can take part; {serving.nodes} are needed. " + " ".join(reasons))
+    return numbered(found)
 
 
 def waited_for(grid: Grid, serving: Serving) -> list[int]:
@@ -128,18 +135,6 @@ def waited_for(grid: Grid, serving: Serving) -> list[int]:
         time.sleep(POLL)
 
 
-def asked(grid: Grid, nodes: list[int], serving: Serving) -> list[Known]:
-    """What every node says of itself."""
-    contents = dict.fromkeys(nodes, content_of({}, {}))
-    found = []
-    for node, message in exchanged(grid, contents, "query", serving.patience):
-        if isinstance(message, str):
-            raise RunError(f"node {node} did not say what it has: {message}")
-        about, _ = read_content(message.content)
-        found.append(Known(node, about["client"], about["examples"], tuple(about["classes"]), about["size"]))
-    return numbered(found)
-
-
 class GridPost:
     """Letters through Flower's grid; replies come one by one."""
 
@@ -147,32 +142,42 @@ class GridPost:
         """`nodes` gives the node of every client."""
         self._grid, self._nodes, self._deadline = grid, nodes, deadline
 
-    def __call__(self, letters: Mapping[int, Letter]) -> Iterator[tuple[int, Reply | str]]:
-        """Send all letters, and give every reply as it comes, or why there is none."""
-        contents = {self._nodes[client]: content_of(letter.about, letter.arrays) for client, letter in letters.items()}
-        clients = {node: client for client, node in self._nodes.items()}
-        for node, message in exchanged(self._grid, contents, "train", self._deadline):
-            yield clients[node], message if isinstance(message, str) else _reply(message)
+    def __call__(self, letters: Iterable[tuple[int, Letter]]) -> Iterator[tuple[int, Reply | str]]:
+        """Send every letter as it is made, and give every reply as it comes, or why there is none."""
+        records = Records()
+        contents = (
+            (self._nodes[client], records.of(letter.about, arrays=letter.arrays, frozen=letter.frozen, own=letter.own))
+            for client, letter in letters
+        )
+        for place, message in exchanged(self._grid, contents, "train", self._deadline):
+            yield place, message if isinstance(message, str) else _reply(message)
 
 
 def _reply(message: Message) -> Reply | str:
     try:
-        return Reply(*read_content(message.content))
+        return Reply(about_of(message.content), arrays_of(message.content, "arrays"))
     except (KeyError, TypeError, ValueError, RaffmError) as error:
         return f"its reply cannot be read: {error!r}"
 
 
-def exchanged(grid: Grid, contents: Mapping[int, RecordDict], kind: str, seconds: float) -> Iterator[tuple[int, Message | str]]:
-    """Send to nodes; give every answer as it comes, matched by the message that it answers, or why there is none."""
-    messages = [Message(content, dst_node_id=node, message_type=kind) for node, content in contents.items()]
-    waiting = dict(zip(grid.push_messages(messages), contents, strict=True))
+def exchanged(
+    grid: Grid, contents: Iterable[tuple[int, RecordDict]], kind: str, seconds: float
+) -> Iterator[tuple[int, Message | str]]:
+    """Send to nodes, one after another; give every answer as it comes, with the place of what it answers, or why not.
+
+    Answers are matched by the message that they answer, and fetched one by one: no two are in memory.
+    """
+    waiting: dict[str, int] = {}
+    for place, (node, content) in enumerate(contents):
+        (sent,) = grid.push_messages([Message(content, dst_node_id=node, message_type=kind)])
+        waiting[sent] = place
     end = time.monotonic() + seconds
     while waiting and time.monotonic() < end:
-        for message in grid.pull_messages(list(waiting)):
-            node = waiting.pop(message.metadata.reply_to_message_id, None)
-            if node is not None:
-                yield node, f"it failed: {message.error.reason}" if message.has_error() else message
+        for sent, place in list(waiting.items()):
+            for message in grid.pull_messages([sent]):
+                if message.metadata.reply_to_message_id == sent and waiting.pop(sent, None) is not None:
+                    yield place, f"it failed: {message.error.reason}" if message.has_error() else message
         if waiting:
             time.sleep(POLL)
-    for node in waiting.values():
-        yield node, f"it did not answer within {seconds:g} s"
+    for place in waiting.values():
+        yield place, f"it did not answer within {seconds:g} s"

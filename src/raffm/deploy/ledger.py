@@ -1,17 +1,28 @@
-"""What a server knows of its nodes' data: how many examples each has, and which classes. More never leaves them."""
+"""What a server knows of its nodes: how many examples each has, of which classes, and what its device can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
+from raffm.deploy.statement import Device, device_from
+from raffm.devices.budget import Budget
+from raffm.devices.cost import CostModel
 from raffm.devices.fleet import Fleet, Tier
 from raffm.errors import RunError
+from raffm.methods.method import Method
+from raffm.methods.widths import prefix, width_groups
+from raffm.models.labelled import Labelled
+from raffm.rounds.local import Local
+
+UNNUMBERED = -1
+"""A node that does not say as which client it takes part."""
 
 
 @dataclass(frozen=True)
@@ -22,34 +33,80 @@ class Known:
     client: int
     examples: int
     classes: tuple[int, ...]
-    size: float = 1.0
+    device: Device = field(default_factory=Device)
+
+
+def known_from(node: int, said: Mapping[str, Any]) -> Known:
+    """A node's statement, checked: it comes from another machine."""
+    try:
+        classes = tuple(int(each) for each in said["classes"])
+        found = Known(node, int(said.get("client", UNNUMBERED)), int(said["examples"]), classes, device_from(said["device"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"node {node} says something that cannot be read: {error!r}.") from None
+    if found.examples < 1 or not classes or min(classes) < 0:
+        raise RunError(f"node {node} has {found.examples} examples of the classes {list(classes)}; it needs some of both.")
+    return found
+
+
+def numbered(known: Sequence[Known]) -> list[Known]:
+    """Nodes by their numbers as clients: 0, 1, 2, ..., each once. Who states none gets one, in the order of the nodes."""
+    taken = [each.client for each in known if each.client != UNNUMBERED]
+    free: Iterator[int] = (number for number in range(len(known)) if number not in set(taken))
+    by_node = sorted(known, key=lambda each: each.node)
+    ordered = sorted(
+        (replace(each, client=next(free)) if each.client == UNNUMBERED else each for each in by_node),
+        key=lambda each: each.client,
+    )
+    if [each.client for each in ordered] != list(range(len(known))):
+        raise RunError(f"{len(known)} nodes take part as clients 0 to {len(known) - 1}, but they say they are {sorted(taken)}.")
+    return ordered
 
 
 def ledger(known: Sequence[Known], dataset: Dataset) -> Federation:
     """The nodes as clients: their numbers of examples and their classes, with no example among them.
 
-    The dataset's test examples are the server's own; its training examples are not used.
+    The dataset's test and validation examples are the server's own; its training examples are not used.
     """
+    for each in known:
+        if max(each.classes) >= len(dataset.classes):
+            raise RunError(f"node {each.node} has examples of class {max(each.classes)}; there are {len(dataset.classes)}.")
     counts = [each.examples for each in known]
     labels = [torch.tensor(each.classes)[torch.arange(each.examples) % len(each.classes)] for each in known]
     ends = [0, *accumulate(counts)]
     parts = Parts.of([np.arange(begin, end) for begin, end in pairwise(ends)])
     nobody = Parts.of([np.arange(0) for _ in known])
-    train = Examples({}, torch.cat(labels))
-    return Federation(Dataset(dataset.name, train, dataset.test, dataset.classes), Split(parts, nobody))
+    return Federation(replace(dataset, train=Examples({}, torch.cat(labels))), Split(parts, nobody))
 
 
-def fleet_of(known: Sequence[Known]) -> Fleet:
-    """A tier for every size that a node stated, and who has which."""
-    sizes = sorted({each.size for each in known}, reverse=True)
-    return Fleet(tuple(Tier(size) for size in sizes), dealt=tuple(sizes.index(each.size) for each in known))
+# -- what fits ---------------------------------------------------------------------------------------------------------
 
 
-def numbered(known: Sequence[Known]) -> list[Known]:
-    """Nodes by their numbers as clients, which must be 0, 1, 2, ...: each once."""
-    ordered = sorted(known, key=lambda each: each.client)
-    for place, each in enumerate(ordered):
-        if each.client != place:
-            found = [other.client for other in ordered]
-            raise RunError(f"{len(ordered)} nodes take part as clients 0 to {len(ordered) - 1}, but they say they are {found}.")
-    return ordered
+def fleet_of(known: Sequence[Known], fits: Callable[[Budget], float], method: Method | None = None) -> Fleet:
+    """A tier for every kind of device, and who has which: `fits` gives the part of the model that limits leave."""
+    tiers = [_tier(each.device, fits, getattr(method, "heeds_budgets", False)) for each in known]
+    kinds = sorted(set(tiers), key=lambda tier: (-tier.size, repr(tier)))
+    return Fleet(tuple(kinds), dealt=tuple(kinds.index(tier) for tier in tiers))
+
+
+def _tier(device: Device, fits: Callable[[Budget], float], heeds_budgets: bool) -> Tier:
+    size = device.size if device.size is not None else fits(device.budget) if device.budget is not None else 1.0
+    given = {"speed": device.speed, "bandwidth": device.bandwidth, "budget": device.budget if heeds_budgets else None}
+    return Tier(size, **{key: entry for key, entry in given.items() if entry is not None})  # type: ignore[arg-type]
+
+
+def fitting(server: Labelled, sizes: Sequence[float], local: Local) -> Callable[[Budget], float]:
+    """Gives the largest of some sizes whose submodel, all widths cut alike, keeps all limits of a budget."""
+    optimizer = "sgd-momentum" if local.optimizer == "sgd" and local.momentum else local.optimizer
+    cost = CostModel(server.model, server.layout, server.table, local.batch, optimizer, width_groups(server.layout))
+
+    def fits(budget: Budget) -> float:
+        for size in sorted(sizes, reverse=True):
+            widths = server.layout.sizes_of(prefix(server, size).selection)
+            if all(getattr(cost, kind)(widths) <= limit for kind, limit in budget.limits.items()):
+                return size
+        smallest = server.layout.sizes_of(prefix(server, min(sizes)).selection)
+        needs = ", ".join(f"{getattr(cost, kind)(smallest):,} {kind}" for kind in budget.limits)
+        limits = ", ".join(f"{limit:,} {kind}" for kind, limit in budget.limits.items())
+        raise RunError(f"a node holds {limits}; the smallest submodel, {min(sizes):g} of the model, takes {needs}.")
+
+    return fits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,15 +12,28 @@ from torch import Tensor, nn
 
 from raffm.algebra.move import travelling
 from raffm.algebra.selection import Selection
+from raffm.data.cache import cached
 from raffm.data.examples import Examples
 from raffm.data.task import Task
-from raffm.deploy.letters import FORMAT, Letter, Reply, constants_of, held_of, reply_to, task_from, tensors_of
+from raffm.deploy.letters import (
+    FORMAT,
+    Letter,
+    Reply,
+    constants_of,
+    frozen_of,
+    held_of,
+    moments_to,
+    reply_to,
+    task_from,
+    tensors_of,
+)
 from raffm.errors import RunError
 from raffm.methods import method_of
 from raffm.methods.method import Client, Held, Learn, Share
 from raffm.models.checkpoint import model_without_weights
 from raffm.models.label import named_tensors
 from raffm.models.labelled import Labelled
+from raffm.models.moments import Moments, moments
 from raffm.models.surgery import assembled, skeleton
 from raffm.rounds.local import Local, batches_of, dropout_seed, order_of, train
 
@@ -66,14 +79,36 @@ class Visit:
     examples: Examples
 
     def answered(self) -> Reply:
-        """Build the submodel, train it, and say what became of it."""
+        """Build the submodel, do what is asked, and say what came of it."""
         layout, about = self.frame.layout, self.letter.about
         held = held_of(self.letter)
         share = Share(layout.select(dict(about["sizes"])), about["numbers"])  # the first indices stand for the chosen ones
-        module = assembled(self.frame.model, layout, share.selection, tensors_of(self.letter, held))
+        tensors = {**self._frozen(), **tensors_of(self.letter, held)}
+        module = assembled(self.frame.model, layout, share.selection, tensors)
+        untrained = set(about["untrained"])
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in untrained)
+        if about["kind"] == "moments":
+            return moments_to(self.letter, self._moments(module))
         loss = self._trained(module, self._learn(share, held))
         sent = travelling(named_tensors(module)[0], layout, share.selection)
-        return reply_to(self.letter, held, sent, len(self.examples), loss)
+        changed = {name: tensor for name, tensor in sent.items() if name not in untrained}
+        return reply_to(self.letter, held, changed, len(self.examples), loss)
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """What is not trained: it comes once, and is read from this machine's disk afterwards, mapped into memory."""
+        digest = self.letter.about["frozen"]
+        return cached("frozen", {"digest": digest}, lambda: frozen_of(self.letter)) if digest else {}
+
+    def _moments(self, module: nn.Module) -> dict[str, Moments]:
+        """What the batch norms see on the first of the node's examples, as they are."""
+        first = torch.arange(min(self.letter.about["examples"], len(self.examples)))
+
+        def run() -> Iterator[None]:
+            self.task.forward(module, self.task.batch(self.examples, first))
+            yield
+
+        return moments(module, run())
 
     def _learn(self, share: Share, held: Held) -> Learn:
         """As the method says; what it would read off the server's weights came with the letter."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from raffm.algebra.tally import Tally
-from raffm.deploy.letters import Letter, Reply, letter_of, update_of
-from raffm.errors import UpdateError
+from raffm.deploy.letters import Letter, Parcel, Reply, inquiry_of, letter_of, moments_of, parcel_of, update_of
+from raffm.errors import RunError, UpdateError
 from raffm.methods.method import Held, Share, Update
+from raffm.models.moments import Moments, batch_norms, pooled
 from raffm.rounds.backend import Tick, by_shape
 from raffm.rounds.plan import Order, Plan
-from raffm.rounds.predict import Job, predicted
+from raffm.rounds.predict import Job, calibrating, predicted
 from raffm.rounds.workshop import Outcome, Workshop, merged
 
-Post = Callable[[Mapping[int, Letter]], Iterator[tuple[int, Reply | str]]]
-"""Letters by client; gives every client's reply as it comes, or why there is none."""
+Post = Callable[[Iterable[tuple[int, Letter]]], Iterator[tuple[int, Reply | str]]]
+"""Takes clients and their letters, made as they are asked for; gives replies as they come, or why there is none, each with
+the place of its letter."""
 
 
 class Posted:
@@ -25,18 +27,28 @@ class Posted:
     def __init__(self, plan: Plan, post: Post) -> None:
         self._plan, self._post = plan, post
         self._workshop = Workshop(plan)
+        self._keeps: dict[int, set[str]] = {}
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
         """Write to all clients, and tally whoever answers."""
+        asked = by_shape(orders)
         held: dict[Share, Held] = {}
-        for order in orders:
-            if order.share not in held:
-                held[order.share] = self._plan.method.held(self._plan.server, order.share)
-        asked = {order.client: order for order in by_shape(orders)}
-        letters = {client: letter_of(self._plan, order, held[order.share]) for client, order in asked.items()}
+
+        def letters() -> Iterator[tuple[int, Letter]]:
+            parcel: tuple[Share, Parcel] | None = None
+            for order in asked:  # equal shares follow each other: one parcel is in memory at a time
+                if order.share not in held:
+                    held[order.share] = self._plan.method.held(self._plan.server, order.share)
+                if parcel is None or parcel[0] != order.share:
+                    parcel = order.share, parcel_of(self._plan, order.share, held[order.share])
+                has_frozen = self._has(order.client, parcel[1])
+                yield order.client, letter_of(self._plan, order, held[order.share], parcel[1], has_frozen)
+
         outcomes = []
-        for client, reply in self._post(letters):
-            outcomes.append(self._outcome(asked[client], held[asked[client].share], reply, tally))
+        for place, reply in self._post(letters()):
+            order = asked[place]
+            self._note(order.client, reply)
+            outcomes.append(self._outcome(order, held[order.share], reply, tally))
             done(outcomes[-1])
             tick()
         return outcomes
@@ -45,16 +57,78 @@ class Posted:
         if isinstance(reply, str):
             return Outcome(order.client, float("nan"), f"client {order.client}: {reply}")
         try:
-            tensors = update_of(reply, order, held)
+            tensors = update_of(reply, order, held, self._plan.server)
         except UpdateError as error:
             return Outcome(order.client, float("nan"), str(error))
         present = self._plan.present(order.client)
         update = Update(order.client, order.share, held, tensors, order.weight, present)
         return merged(self._plan, tally, update, float(reply.about.get("loss", "nan")))
 
+    # -- what is not trained travels once ------------------------------------------------------------------------
+
+    def _has(self, client: int, parcel: Parcel) -> bool:
+        return parcel.about["frozen"] in self._keeps.get(client, ())
+
+    def _note(self, client: int, reply: Reply | str) -> None:
+        """Who answers keeps what came; of who fails nothing is taken for granted."""
+        if isinstance(reply, str):
+            self._keeps.pop(client, None)
+        elif isinstance(reply.about.get("keeps"), str):
+            self._keeps.setdefault(client, set()).add(reply.about["keeps"])
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
-        """On the server, with its own examples."""
-        return [predicted(self._plan, self._workshop, job) for job in jobs]
+        """On the server, with its own examples; the statistics of batch norms come from clients."""
+        known = self._asked(jobs) if batch_norms(self._plan.server.model) else {}
+        return [
+            predicted(self._plan, self._workshop, job, statistics=lambda plan, module, job: known[job.share]) for job in jobs
+        ]
+
+    def statistics(self, plan: Plan, module: nn.Module, job: Job) -> Mapping[str, Moments]:
+        """What the batch norms of one submodel see on clients' data."""
+        return self._asked([job])[job.share]
+
+    def _asked(self, jobs: Sequence[Job]) -> dict[Share, dict[str, Moments]]:
+        """Ask clients for moments of all submodels at once."""
+        pairs = [(job, client) for job in jobs for client in self._calibrating(job)]
+
+        def letters() -> Iterator[tuple[int, Letter]]:
+            parcel: tuple[Share, Parcel] | None = None
+            for job, client in pairs:
+                if parcel is None or parcel[0] != job.share:
+                    folded = self._plan.method.folded(self._plan.server, job.share)
+                    held = self._plan.method.held(self._plan.server, job.share)
+                    parcel = job.share, parcel_of(self._plan, job.share, held, folded)
+                yield client, inquiry_of(self._plan, client, parcel[1], self._has(client, parcel[1]))
+
+        found: dict[Share, list[dict[str, Moments]]] = {}
+        reasons: list[str] = []
+        for place, reply in self._post(letters()):
+            job, client = pairs[place]
+            self._note(client, reply)
+            try:
+                if isinstance(reply, str):
+                    raise UpdateError(f"client {client}: {reply}")
+                given = moments_of(reply, client, self._channels(job))
+                found.setdefault(job.share, []).append(given)
+            except UpdateError as error:
+                reasons.append(str(error))
+        for job in jobs:
+            if job.share not in found:
+                raise RunError("nobody gave the statistics of batch norms that an evaluation needs: " + " ".join(reasons))
+        return {share: pooled(several) for share, several in found.items()}
+
+    def _calibrating(self, job: Job) -> list[int]:
+        """Of the round's calibrating clients those whose device holds the submodel; where none does, the largest."""
+        plan = self._plan
+        sizes = {client: plan.tier_of(client, job.round).size for client in calibrating(plan, job.round)}
+        needed = min(job.size, max(sizes.values()))
+        return [client for client, size in sizes.items() if size >= needed]
+
+    def _channels(self, job: Job) -> dict[str, int]:
+        module = self._workshop.loaded(job.share, self._plan.method.held(self._plan.server, job.share)).module
+        return {name: norm.num_features for name, norm in batch_norms(module).items()}
 
     def close(self) -> None:
         """Nothing is held."""

@@ -65,7 +65,7 @@ def sizes_of(plan: Plan, costs: Costs) -> tuple[Size, ...]:
 def evaluate(plan: Plan, backend: Backend, round: int) -> tuple[Evaluation, ClientScores]:
     """The scores of all sizes after a round, and the main metric of every client."""
     entries = entries_of(plan, round)
-    jobs = [Job(share, round) for entry in entries for share in entry.served.shares]
+    jobs = [Job(share, round, entry.device.size) for entry in entries for share in entry.served.shares]
     outputs = iter(backend.predict(jobs))
     scores, by_client = {}, {}
     for entry in entries:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +18,11 @@ from raffm.seeds import generator
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A submodel to be tested after a round."""
+    """A submodel to be tested after a round, and the size of the devices that it is for."""
 
     share: Share
     round: int
+    size: float = 1.0
 
 
 Change = Callable[[nn.Module], nn.Module]
@@ -32,13 +33,24 @@ def unchanged(module: nn.Module) -> nn.Module:
     return module
 
 
+Statistics = Callable[[Plan, nn.Module, Job], Mapping[str, Moments]]
+"""What the batch norms of a submodel see, together, on the data of some clients."""
+
+
+def of_clients(plan: Plan, module: nn.Module, job: Job) -> Mapping[str, Moments]:
+    """The moments of the round's calibrating clients, whose data are here."""
+    return pooled(_moments(plan, module, several) for several in _alike(plan, calibrating(plan, job.round)))
+
+
 @torch.no_grad()
-def predicted(plan: Plan, workshop: Workshop, job: Job, change: Change = unchanged) -> list[Tensor]:
+def predicted(
+    plan: Plan, workshop: Workshop, job: Job, change: Change = unchanged, statistics: Statistics = of_clients
+) -> list[Tensor]:
     """The outputs for all test examples, then for all validation examples (none: an empty tensor), on the CPU.
 
     `change` is what a backend makes of the module before it is used.
     """
-    module = served(plan, workshop, job, change)
+    module = served(plan, workshop, job, change, statistics)
     dataset = plan.data.dataset
     validation = torch.empty(0) if dataset.validation is None else outputs_of(plan, module, dataset.validation)
     if plan.evaluating.norms == "clients":
@@ -49,14 +61,16 @@ def predicted(plan: Plan, workshop: Workshop, job: Job, change: Change = unchang
 
 
 @torch.no_grad()
-def served(plan: Plan, workshop: Workshop, job: Job, change: Change = unchanged) -> nn.Module:
+def served(
+    plan: Plan, workshop: Workshop, job: Job, change: Change = unchanged, statistics: Statistics = of_clients
+) -> nn.Module:
     """A share's module in evaluation mode, with the server's weights and calibrated norms; good until the next is made."""
     resident = workshop.loaded(job.share, plan.method.held(plan.server, job.share))
     for name, factor in plan.method.folded(plan.server, job.share).items():
         resident.tensors[name].mul_(factor)
     module = change(resident.module.eval())
     if batch_norms(module):
-        calibrate(module, pooled(_moments(plan, module, several) for several in _alike(plan, calibrating(plan, job.round))))
+        calibrate(module, statistics(plan, module, job))
     return module
 
 

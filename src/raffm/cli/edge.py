@@ -1,0 +1,83 @@
+"""`raffm edge init`: a ready Flower app folder; `raffm probe`: what this machine can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Train across machines, over Flower.", no_args_is_help=True)
+
+TRIAL: dict[str, Any] = {
+    "method": "raffm",
+    "rounds": 5,
+    "model": {"name": "vit-small"},
+    "data": {"source": "digits", "split": "dirichlet-balanced", "alpha": 1.0},
+    "local": {"lr": 0.001, "batch": 16, "steps": 20},
+    "evaluate": {"every": 1},
+}
+"""A run that is over in minutes."""
+
+
+@app.callback()
+def edge() -> None:
+    """Train across machines, over Flower."""
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder for the app.")],
+    run: Annotated[
+        Path | None, typer.Option(help="A TOML file with the settings of a run; by default digits and a small ViT.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="How many nodes the trial on this machine has.", min=1)] = 3,
+    sizes: Annotated[
+        str, typer.Option(help="The part of the model that each node holds, in turn; 'auto' lets nodes measure themselves.")
+    ] = "1, 1/4, 1/16",
+    port: Annotated[int, typer.Option(help="The server's port; nodes take the next ones.")] = 8443,
+) -> None:
+    """Write a Flower app that trains a run across nodes, with certificates and keys for a trial on this machine."""
+    from raffm.cli.show import quiet
+    from raffm.deploy.folder import write_app
+    from raffm.prepare import dataset_of
+    from raffm.settings import read_file, read_settings
+
+    quiet()
+    content = dict(TRIAL if run is None else read_file(run))
+    settings = read_settings(content)
+    own = {"clients": nodes, "classes": list(dataset_of(settings, settings.data.source).classes)}
+    content["data"] = {**content.get("data", {}), **own}
+    content["participation"] = {"clients": nodes, **content.get("participation", {})}
+    content["fleet"] = content.get("fleet", {"tiers": "1, 1/4, 1/16" if sizes == "auto" else sizes})
+    read_settings(content)
+    write_app(folder, content, [_config(number, nodes, sizes) for number in range(nodes)], port)
+    typer.echo(f"{folder} is ready: its README.md says how to start {nodes} nodes on this machine.")
+
+
+def _config(number: int, nodes: int, sizes: str) -> str:
+    """What a node of the trial has, its part of the run's data, and what it can hold."""
+    parts = [size.strip() for size in sizes.split(",")]
+    holds = "auto=true" if sizes == "auto" else f"size='{parts[number % len(parts)]}'"
+    return f"partition-id={number} num-partitions={nodes} {holds}"
+
+
+def probe(
+    seconds: Annotated[float, typer.Option(help="How long training steps are timed.")] = 2.0,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write the figures to.")] = None,
+) -> None:
+    """Measure this machine: free memory, and FLOP/s in training. Nodes with auto=true in their config do the same."""
+    from dataclasses import asdict
+
+    from raffm.cli.show import rows
+    from raffm.devices.machine import measure
+    from raffm.models.files import write_json
+
+    found = measure(seconds)
+    rows(
+        ["machine", "free memory", "training speed", "threads"],
+        [[found.name, f"{found.memory / 1e9:.1f} GB", f"{found.speed / 1e9:.1f} GFLOP/s", str(found.threads)]],
+    )
+    if out is not None:
+        write_json(out, asdict(found))
+        typer.echo(f"written to {out}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raffm.deploy.flower import Serving
     from raffm.deploy.ledger import Known
     from raffm.federate import Trained
+    from raffm.rounds.loop import Watcher
     from raffm.rounds.plan import Plan
 
 SERVING = ("nodes", "patience", "deadline")
@@ -49,10 +50,12 @@ def server_app(
     folder: str | Path | None = None,
     serving: Serving | None = None,
     settings: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
     done: Callable[[Trained], None] = lambda trained: None,
 ) -> ServerApp:
     """The app of a server; `plan` makes the run's plan, once it is known who takes part, and `done` is told what came out.
 
+    `watcher` is told of every client and round; by default the log is.
     `nodes`, `patience`, `deadline`, `folder` and `resume` can be set in the app's run config, too, and win there.
     """
     from flwr.serverapp import ServerApp
@@ -61,7 +64,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        done(_served(grid, context, plan, folder, serving, settings))
+        done(_served(grid, context, plan, folder, serving, settings, watcher))
 
     return app
 
@@ -73,6 +76,7 @@ def _served(
     folder: str | Path | None,
     serving: Serving | None,
     settings: Mapping[str, Any] | None,
+    watcher: Watcher | None,
 ) -> Trained:
     from raffm.deploy.flower import GridPost, Serving, gathered
     from raffm.deploy.posted import Posted
@@ -90,7 +94,7 @@ def _served(
         folder=str(told.get("folder") or "") or folder,
         resume=bool(told.get("resume", False)),
         settings=settings,
-        watcher=Display(agreed.rounds),
+        watcher=watcher or Display(agreed.rounds),
     )
 
 

@@ -55,6 +55,7 @@ class Network:
     nodes: int
     port: int
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def made(place: Path, run: Mapping[str, Any], sizes: str = "1, 1/4, 1/16", nodes: int = 3) -> Network:
@@ -70,7 +71,7 @@ class Network:
     @property
     def environment(self) -> dict[str, str]:
         given = {"RAFFM_WATCHED": str(self.folder.parent / "watched"), "PYTHONPATH": str(self.folder.parent / "watch")}
-        return {**os.environ, **given, "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **given, "OMP_NUM_THREADS": "1", **self.variables}
 
     def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
         with (self.folder.parent / f"{name}.log").open("ab") as log:
@@ -83,8 +84,8 @@ class Network:
             )
         return self.started[name]
 
-    def link(self) -> None:
-        self.start("link", self.folder / "link.sh")
+    def link(self, *words: object) -> None:
+        self.start("link", self.folder / "link.sh", *words)
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with socket.socket() as probe:
@@ -96,17 +97,17 @@ class Network:
     def node(self, number: int) -> subprocess.Popen[bytes]:
         return self.start(f"node{number}", self.folder / "node.sh", number)
 
-    def begin(self) -> None:
+    def begin(self, *words: object) -> None:
         """The link, and all nodes, registered."""
-        self.link()
+        self.link(*words)
         for number in range(self.nodes):
             self.flwr("supernode", "register", f"certs/node{number}.pub", "here")
             self.node(number)
 
-    def flwr(self, *words: object) -> str:
+    def flwr(self, *words: object, timeout: float = 240) -> str:
         """A command of Flower's, as the README has it."""
         ran = subprocess.run(
-            self.command(*words), capture_output=True, text=True, env=self.environment, timeout=240, check=False
+            self.command(*words), capture_output=True, text=True, env=self.environment, timeout=timeout, check=False
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr + self.log("link")
         return ran.stdout

@@ -87,7 +87,7 @@ def test_a_node_gets_the_largest_size_that_keeps_all_its_limits() -> None:
     assert fits(Budget(max_params=whole)) == 1.0
     assert fits(Budget(max_params=whole - 1)) == 1 / 4
     assert fits(Budget(max_params=whole, max_flops=1 << 60, max_memory=1 << 40)) == 1.0
-    with pytest.raises(RunError, match=r"a node holds 10 params; the smallest submodel, 0\.0625 of the model, takes"):
+    with pytest.raises(RunError, match=r"it holds 10 params; the smallest submodel, 0\.0625 of the model, takes"):
         fits(Budget(max_params=10))
 
 

@@ -35,6 +35,7 @@ def init(
     sizes: Annotated[
         str, typer.Option(help="The part of the model that each node holds, in turn; 'auto' lets nodes measure themselves.")
     ] = "1, 1/4, 1/16",
+    host: Annotated[str, typer.Option(help="The name or address under which nodes reach this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The server's port; nodes take the next ones.")] = 8443,
 ) -> None:
     """Write a Flower app that trains a run across nodes, with certificates and keys for a trial on this machine."""
@@ -51,7 +52,7 @@ def init(
     content["participation"] = {"clients": nodes, **content.get("participation", {})}
     content["fleet"] = content.get("fleet", {"tiers": "1, 1/4, 1/16" if sizes == "auto" else sizes})
     read_settings(content)
-    write_app(folder, content, [_config(number, nodes, sizes) for number in range(nodes)], port)
+    write_app(folder, content, [_config(number, nodes, sizes) for number in range(nodes)], port, host)
     typer.echo(f"{folder} is ready: its README.md says how to start {nodes} nodes on this machine.")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from raffm.deploy.keys import write_certificates, write_node_key
+from raffm.deploy.keys import LOCAL, write_certificates, write_node_key
 from raffm.errors import RunError
 
 PORT = 8443
@@ -34,30 +34,32 @@ app = server(Path(__file__).with_name("run.toml"))
 '''
 
 ENVIRONMENT = """# Sourced by the scripts, and by you before `flwr`: nothing is reached but the addresses that are configured.
-export RAFFM_APP="{folder}"
+export RAFFM_APP="${{RAFFM_HERE:-{folder}}}"
 export FLWR_HOME="$RAFFM_APP/home"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 export PATH="{programs}:$PATH"
 """
 
-TLS = """--ssl-ca-certfile "$RAFFM_APP/certs/ca.crt" --ssl-certfile "$RAFFM_APP/certs/server.pem" \\
-  --ssl-keyfile "$RAFFM_APP/certs/server.key\""""
+TLS = """--ssl-ca-certfile "$RAFFM_APP/certs/ca.crt" --ssl-certfile "$RAFFM_APP/certs/{name}.pem" \\
+  --ssl-keyfile "$RAFFM_APP/certs/{name}.key\""""
 
 LINK = """#!/bin/sh
 # The server's end of the network. It runs until it is stopped (Ctrl-C).
-. "$(dirname "$0")/env.sh"
-cd "$RAFFM_APP/work" || exit 1
-exec flower-superlink {tls} --enable-supernode-auth --host 127.0.0.1 --port {port} --database "$RAFFM_APP/state.db" \\
+RAFFM_HERE="$(cd "$(dirname "$0")" && pwd)"
+. "$RAFFM_HERE/env.sh"
+mkdir -p "$RAFFM_APP/work" && cd "$RAFFM_APP/work" || exit 1
+exec flower-superlink {server_tls} --enable-supernode-auth --host {listens} --port {port} --database "$RAFFM_APP/state.db" \\
   --disable-runtime-dependency-installation "$@"
 """
 
 NODE = """#!/bin/sh
 # One node: ./node.sh 0. What it has and can hold stands in nodes/0.config. It runs until it is stopped (Ctrl-C).
-. "$(dirname "$0")/env.sh"
+RAFFM_HERE="$(cd "$(dirname "$0")" && pwd)"
+. "$RAFFM_HERE/env.sh"
 number=${{1:?which node? ./node.sh 0}}
 shift
-cd "$RAFFM_APP/work" || exit 1
-exec flower-supernode --superlink 127.0.0.1:{port} --root-certificates "$RAFFM_APP/certs/ca.crt" {tls} \\
+mkdir -p "$RAFFM_APP/work" && cd "$RAFFM_APP/work" || exit 1
+exec flower-supernode --superlink {host}:{port} --root-certificates "$RAFFM_APP/certs/ca.crt" {local_tls} \\
   --auth-supernode-private-key "$RAFFM_APP/certs/node$number" --port $(({port} + 1 + number)) \\
   --node-config "$(cat "$RAFFM_APP/nodes/$number.config")" "$@"
 """
@@ -66,7 +68,7 @@ CONNECTIONS = """[superlink]
 default = "here"
 
 [superlink.here]
-address = "127.0.0.1:{port}"
+address = "{host}:{port}"
 root-certificates = "{folder}/certs/ca.crt"
 
 [superlink.simulation]
@@ -110,18 +112,31 @@ Without any network, in Flower's simulation (`pip install "flwr[simulation]"`): 
 
 ## Several machines
 
-Certificates in `certs/` are made for this machine alone. raffm's `docs/edge.md` says how to go on from here: other hosts,
-systemd units, and how to keep the control API closed.
+`raffm edge init --host NAME` makes certificates for the name or address under which nodes reach this machine. A node's
+machine needs raffm and these files: `tar czf node0.tgz env.sh node.sh nodes/0.config certs/ca.crt certs/local.* certs/node0`.
+raffm's `docs/edge.md` goes on from here: systemd units, crashes, and how to keep the control API closed.
 """
 
 
-def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port: int = PORT) -> None:
-    """Write everything into a new folder. `run` is the content of a run.toml, `configs` holds the config of every node."""
+def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port: int = PORT, host: str = "127.0.0.1") -> None:
+    """Write everything into a new folder. `run` is the content of a run.toml, `configs` holds the config of every node.
+
+    `host` is where nodes reach the server: its own machine, unless it is told to listen on all its addresses.
+    """
     folder = folder.absolute()
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{str(folder)!r} is not empty. Choose a new folder.")
     package = package_of(folder.name)
-    given = {"folder": folder, "programs": Path(sys.executable).parent, "port": port, "nodes": len(configs), "tls": TLS}
+    given = {
+        "folder": folder,
+        "programs": Path(sys.executable).parent,
+        "host": host,
+        "listens": host if host in LOCAL else "0.0.0.0",
+        "port": port,
+        "nodes": len(configs),
+        "server_tls": TLS.format(name="server"),
+        "local_tls": TLS.format(name="local"),
+    }
     texts = {
         f"{package}/__init__.py": "",
         f"{package}/client_app.py": CLIENT,
@@ -133,7 +148,6 @@ def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port
         "link.sh": LINK.format(**given),
         "node.sh": NODE.format(**given),
         "home/config.toml": CONNECTIONS.format(**given),
-        "work/.keep": "",
         ".gitignore": "certs/\nhome/\nrun/\nwork/\nstate.db*\n",
         **{f"nodes/{number}.config": f"{config}\n" for number, config in enumerate(configs)},
     }
@@ -142,7 +156,7 @@ def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port
         (folder / name).write_text(text, encoding="utf-8")
     for script in ("link.sh", "node.sh"):
         (folder / script).chmod(0o755)
-    write_certificates(folder / "certs")
+    write_certificates(folder / "certs", tuple(dict.fromkeys((host, *LOCAL))))
     for number in range(len(configs)):
         write_node_key(folder / "certs" / f"node{number}")
 

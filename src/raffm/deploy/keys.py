@@ -1,4 +1,4 @@
-"""Certificates and keys for a trial: an authority, a server that it vouches for, and a key for every node."""
+"""Certificates and keys for a trial: an authority, whom it vouches for, and a key for every node."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 DAYS = 365
 
 
-def write_certificates(folder: Path, hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")) -> None:
-    """Write ca.crt, server.pem and server.key for these names and addresses; the authority's own key is not kept."""
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def write_certificates(folder: Path, hosts: tuple[str, ...] = LOCAL) -> None:
+    """Write ca.crt, server.pem and .key for these names and addresses, local.pem and .key for a node's talk with itself.
+
+    The authority's own key is not kept: it vouches for nobody else.
+    """
+    authority = ec.generate_private_key(ec.SECP256R1())
     root = _certificate("raffm trial authority", authority.public_key(), None, authority, is_authority=True)
-    server = _certificate(hosts[0], own.public_key(), root, authority, hosts=hosts)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    (folder / "server.pem").write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    _write_secret(folder / "server.key", _pem(own, serialization.PrivateFormat.PKCS8))
+    for name, known in (("server", hosts), ("local", LOCAL)):
+        own = ec.generate_private_key(ec.SECP256R1())
+        made = _certificate(known[0], own.public_key(), root, authority, hosts=known)
+        (folder / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        _write_secret(folder / f"{name}.key", _pem(own, serialization.PrivateFormat.PKCS8))
 
 
 def write_node_key(path: Path) -> None:

@@ -83,13 +83,17 @@ def ledger(known: Sequence[Known], dataset: Dataset) -> Federation:
 
 def fleet_of(known: Sequence[Known], fits: Callable[[Budget], float], method: Method | None = None) -> Fleet:
     """A tier for every kind of device, and who has which: `fits` gives the part of the model that limits leave."""
-    tiers = [_tier(each.device, fits, getattr(method, "heeds_budgets", False)) for each in known]
+    tiers = [_tier(each, fits, getattr(method, "heeds_budgets", False)) for each in known]
     kinds = sorted(set(tiers), key=lambda tier: (-tier.size, repr(tier)))
     return Fleet(tuple(kinds), dealt=tuple(kinds.index(tier) for tier in tiers))
 
 
-def _tier(device: Device, fits: Callable[[Budget], float], heeds_budgets: bool) -> Tier:
-    size = device.size if device.size is not None else fits(device.budget) if device.budget is not None else 1.0
+def _tier(known: Known, fits: Callable[[Budget], float], heeds_budgets: bool) -> Tier:
+    device = known.device
+    try:
+        size = device.size if device.size is not None else fits(device.budget) if device.budget is not None else 1.0
+    except RunError as error:
+        raise RunError(f"node {known.node} (client {known.client}): {error}") from None
     given = {"speed": device.speed, "bandwidth": device.bandwidth, "budget": device.budget if heeds_budgets else None}
     return Tier(size, **{key: entry for key, entry in given.items() if entry is not None})  # type: ignore[arg-type]
 
@@ -107,6 +111,6 @@ def fitting(server: Labelled, sizes: Sequence[float], local: Local) -> Callable[
         smallest = server.layout.sizes_of(prefix(server, min(sizes)).selection)
         needs = ", ".join(f"{getattr(cost, kind)(smallest):,} {kind}" for kind in budget.limits)
         limits = ", ".join(f"{limit:,} {kind}" for kind, limit in budget.limits.items())
-        raise RunError(f"a node holds {limits}; the smallest submodel, {min(sizes):g} of the model, takes {needs}.")
+        raise RunError(f"it holds {limits}; the smallest submodel, {min(sizes):g} of the model, takes {needs}.")
 
     return fits

@@ -1,0 +1,290 @@
+"""What fails in a real network, and what it costs: nodes and servers are killed, updates are poisoned."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from deploy.network import Network
+from raffm.algebra.tally import Tally
+from raffm.devices.fleet import Fleet, Tier
+from raffm.prepare import plan_of
+from raffm.rounds.backend import Serial
+from raffm.rounds.plan import Plan
+from raffm.settings import read_settings
+
+pytestmark = pytest.mark.slow
+
+RUN: Mapping[str, Any] = {
+    "method": "fiarse",
+    "rounds": 3,
+    "model": {"name": "resnet18", "norm": "group", "widths": [8, 16], "depths": [1, 1]},
+    "data": {"source": "digits", "split": "dirichlet-balanced", "alpha": 1.0, "clients": 3},
+    "local": {"optimizer": "sgd", "lr": 0.1, "batch": 10, "steps": 3},
+    "participation": {"clients": 3},
+    "evaluate": {"every": 10},
+}
+FLEET = Fleet((Tier(1.0), Tier(1 / 4), Tier(1 / 16)), dealt=(0, 1, 2))
+ALL = [0, 1, 2]
+
+CLIENT = """
+import os, time
+from pathlib import Path
+
+import numpy as np
+
+from raffm.deploy.letters import Reply
+from raffm.deploy.node import Node
+from raffm.edge import node
+
+place, honest = Path(os.environ["RAFFM_WATCHED"]).parent, Node.answer
+
+def spoilt(client, round, reply):
+    return reply
+
+def answer(self, letter):
+    client, round = letter.about["client"], letter.about["round"]
+    with (place / "asked").open("a") as file:
+        file.write(f"{client} {round}\\n")
+    while (place / f"hold-{client}-{round}").exists():
+        time.sleep(0.1)
+    return spoilt(client, round, honest(self, letter))
+
+Node.answer = answer
+app = node(Path(__file__).with_name("run.toml"))
+"""
+"""A node that notes what it is asked, is held up by a file, and can spoil its replies."""
+
+Make = Callable[..., Network]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Network] = []
+
+    def make(spoilt: str = "", **changes: Any) -> Network:
+        made.append(Network.made(tmp_path, {**RUN, **changes}))
+        (made[-1].folder / "raffm_edge_trial" / "client_app.py").write_text(CLIENT + spoilt)
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for network in made:
+            network.close()
+            for process in processes_of(network):
+                process.kill()
+
+
+def processes_of(network: Network) -> list[psutil.Process]:
+    """All that descend from what this network started, also those that left their group."""
+    mark, found = network.environment["RAFFM_WATCHED"], []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RAFFM_WATCHED") == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def until(fact: Callable[[], bool], network: Network, seconds: float = 180) -> None:
+    end = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < end, "\n".join(f"{name}: {network.log(name)}" for name in network.started)
+        time.sleep(0.2)
+
+
+# -- what came out ---------------------------------------------------------------------------------------------------
+
+
+def asked(network: Network) -> Counter[tuple[int, int]]:
+    """How often a client was asked for its update of a round, both counted from 0."""
+    file = network.folder.parent / "asked"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return Counter((int(client), int(round)) for client, round in map(str.split, lines))
+
+
+def hold(network: Network, client: int, round: int) -> Path:
+    """While this file is there, the client does not answer in that round."""
+    file = network.folder.parent / f"hold-{client}-{round}"
+    file.touch()
+    return file
+
+
+def saved_rounds(network: Network) -> int:
+    """How many rounds the checkpoint holds."""
+    try:
+        return int(json.loads((network.folder / "run" / "checkpoint" / "run.json").read_text())["round"])
+    except FileNotFoundError:
+        return 0
+
+
+def rounds_of(network: Network) -> list[dict[str, Any]]:
+    rounds: list[dict[str, Any]] = json.loads((network.folder / "run" / "results.json").read_text())["rounds"]
+    assert [each["round"] for each in rounds] == list(range(1, len(rounds) + 1))
+    return rounds
+
+
+def server_after(plan: Plan, clients: Sequence[Sequence[int]]) -> Mapping[str, Tensor]:
+    """The server of one process, after rounds that count these clients."""
+    tally, backend = Tally(plan.server.layout, plan.server.tensors), Serial(plan)
+    for round, present in enumerate(clients):
+        outcomes = backend.train(plan.orders(round, present), tally, lambda _: None, lambda: None)
+        assert not any(outcome.refused for outcome in outcomes)
+        tally.step()
+    return plan.server.tensors
+
+
+def is_server_of(network: Network, *clients: Sequence[int]) -> bool:
+    plan = replace(plan_of(read_settings(dict(RUN))), fleet=FLEET)
+    return is_server(network, server_after(plan, clients))
+
+
+def is_server(network: Network, expected: Mapping[str, Tensor]) -> bool:
+    found = load_file(network.folder / "run" / "checkpoint" / "server.safetensors")
+    return all(torch.allclose(found[name], tensor, atol=1e-5) for name, tensor in expected.items())
+
+
+# -- killed ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_killed_in_mid_round_costs_its_own_update_and_is_back_after_a_restart(make: Make) -> None:
+    network = make(rounds=4)
+    network.begin()
+    hold(network, client=1, round=1)
+    other = hold(network, client=0, round=2)
+    run = network.start("run", *network.command("run", ".", "here", "--stream"))
+    until(lambda: asked(network)[1, 1] == 1, network)
+    network.kill("node1")
+    until(lambda: asked(network)[0, 2] == 1, network)
+    network.node(1)
+    until(lambda: network.log("node1").count("SuperNode ID") == 2, network)
+    other.unlink()
+    assert run.wait(180) == 0, network.log("run")
+
+    refused = [entry["refused"] for entry in rounds_of(network)]
+    assert [set(each) for each in refused] == [set(), {"1"}, {"1"}, set()], refused
+    assert refused[1]["1"].startswith("client 1: it failed: ")
+    assert (1, 2) not in asked(network)
+    assert is_server_of(network, ALL, [0, 2], [0, 2], ALL)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_killed_server_goes_on_from_its_last_finished_round(make: Make, alone: bool) -> None:
+    """The link alone, whose programs notice and end, or all programs of the server at once."""
+    network = make()
+    network.begin()
+    held = hold(network, client=0, round=1)
+    network.start("run", *network.command("run", ".", "here", "--stream"))
+    until(lambda: asked(network)[0, 1] == 1, network)
+    others = psutil.Process(network.started["link"].pid).children(recursive=True)
+    assert any("flwr-serverapp" in " ".join(each.cmdline()) for each in others)
+    network.kill("link")
+    for process in () if alone else others:
+        process.kill()
+    assert saved_rounds(network) == 1
+    psutil.wait_procs(others, timeout=30)
+    print("STILL", [each for each in others if each.is_running()])
+    network.link()
+    held.unlink()
+    network.flwr("run", ".", "here", "--stream", "-c", "resume=true")
+
+    assert len(rounds_of(network)) == 3
+    assert not any(entry["refused"] for entry in rounds_of(network))
+    assert all(asked(network)[client, 0] == 1 for client in ALL)
+    assert is_server_of(network, ALL, ALL, ALL)
+
+
+def test_a_link_of_its_own_process_may_be_killed_and_the_run_loses_nothing(make: Make) -> None:
+    network = make()
+    secret = network.folder / "home" / "secret"
+    secret.write_bytes(b"known to the link and to who starts its programs")
+    apart = ("--isolation", "process", "--superexec-auth-secret-file", secret)
+    network.begin(*apart)
+    starter = f"exec flower-superexec --root-certificates certs/ca.crt --runtime-api-address 127.0.0.1:{network.port}"
+    begin = f". '{network.folder}/env.sh' && cd '{network.folder}'"
+    network.start("starter", "sh", "-c", f"{begin} && {starter} --superexec-auth-secret-file '{secret}'")
+    held = hold(network, client=0, round=1)
+    network.flwr("run", ".", "here")
+    until(lambda: asked(network)[0, 1] == 1, network)
+    assert not psutil.Process(network.started["link"].pid).children(recursive=True)
+    network.kill("link")
+    assert saved_rounds(network) == 1
+    network.link(*apart)
+    held.unlink()
+    until((network.folder / "run" / "results.json").is_file, network)
+    until(lambda: "finished:completed" in network.flwr("ls", "here"), network)
+
+    assert not any(entry["refused"] for entry in rounds_of(network))
+    assert asked(network) == {(client, round): 1 for client in ALL for round in range(3)}
+    assert is_server_of(network, ALL, ALL, ALL)
+
+
+# -- poisoned --------------------------------------------------------------------------------------------------------
+
+
+def spoils(*ways: str) -> str:
+    """Client 1 spoils its reply of every round in another way; `name` and `array` are those of its first tensor."""
+    given = "".join(f"    if round == {round}:\n        return {way}\n" for round, way in enumerate(ways))
+    return f"""
+def spoilt(client, round, reply):
+    if client != 1:
+        return reply
+    name, array = next(iter(reply.arrays.items()))
+    def changed(about={{}}, **arrays):
+        return Reply({{**reply.about, **about}}, {{**reply.arrays, **arrays}})
+{given}    return reply
+"""
+
+
+POISONS = {
+    "a NaN": ("changed(**{name: array * np.nan})", "holds a NaN"),
+    "a wrong shape": ("changed(**{name: np.zeros(3, array.dtype)})", "3"),
+    "an old round": ("changed({'round': 0})", "its reply has the round 0; 2 was asked for"),
+    "the name of another": ("changed({'client': 0})", "its reply has the client 0; 1 was asked for"),
+    "other numbers": ("changed(**{name: array.astype(np.float64)})", "cannot be read"),
+    "less than all": ("Reply(reply.about, {name: array})", ""),
+    "more than all": ("changed(**{'tensor/door': array})", ""),
+    "an error": ("1 / 0", "ZeroDivisionError"),
+}
+
+
+def test_a_poisoned_update_is_refused_and_named_and_nothing_else_is_lost(make: Make) -> None:
+    network = make(spoils(*(way for way, _ in POISONS.values())), rounds=len(POISONS) + 1)
+    network.begin()
+    network.start("run", *network.command("run", ".", "here", "--stream"))
+    assert network.started["run"].wait(400) == 0, network.log("run")
+
+    *bad, last = [entry["refused"] for entry in rounds_of(network)]
+    for (name, (_, words)), refused in zip(POISONS.items(), bad, strict=True):
+        assert set(refused) == {"1"}, name
+        assert refused["1"].startswith("client 1"), refused
+        assert words in refused["1"], refused
+    assert not last
+    assert is_server_of(network, *[[0, 2]] * len(POISONS), ALL)
+
+
+def test_a_run_below_its_minimum_stops_and_says_why(make: Make) -> None:
+    always = "\ndef spoilt(client, round, reply):\n    return Reply({**reply.about, 'round': 99}, reply.arrays) if client == 1 else reply\n"
+    network = make(always, participation={"clients": 3, "minimum": 3, "tries": 2})
+    network.begin()
+    run = network.start("run", *network.command("run", ".", "here", "--stream"))
+    run.wait(180)
+    said = " ".join((network.log("run") + network.log("link")).split())
+    assert "round 1 had 2 good updates; 3 are needed, and it was tried 2 times. client 1: its reply has the round 99" in said
+    assert asked(network) == {(client, 0): 2 for client in ALL}
+    assert not (network.folder / "run" / "checkpoint").exists()
+    assert not (network.folder / "run" / "results.json").exists()
+    assert "finished:failed" in network.flwr("ls", "here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from raffm.algebra.selection import Selection
 from raffm.deploy.flower import Records, about_of, arrays_of
 from raffm.deploy.keys import write_certificates, write_node_key
 from raffm.deploy.ledger import UNNUMBERED, Known, fitting, fleet_of, known_from, ledger, numbered
+from raffm.deploy.letters import letter_of, parcel_of
 from raffm.deploy.statement import Device, device_from, quantity, stated
 from raffm.devices.budget import Budget
 from raffm.errors import RunError
 from raffm.methods import method_of
+from raffm.models.labelled import Labelled
+from raffm.models.load import tiny
 
 NODES = [
     Known(70, 0, 5, (0, 2), Device(1.0)),
@@ -137,6 +141,27 @@ def test_records_carry_json_and_arrays_of_any_shape_bit_for_bit() -> None:
         assert found[name].dtype == array.dtype
         assert found[name].shape == array.shape
         assert found[name].tobytes() == array.tobytes()
+
+
+def test_arrays_that_come_several_times_in_a_row_are_one_record() -> None:
+    records, arrays = Records(), {"weight": np.zeros(3)}
+    one, two = (records.of({"client": client}, arrays=arrays, own={"limit": np.ones(1)}) for client in range(2))
+    assert one.array_records["arrays"] is two.array_records["arrays"]
+    assert one.array_records["own"] is not two.array_records["own"]
+    assert records.of({}, arrays={"weight": np.ones(3)}).array_records["arrays"] is not one.array_records["arrays"]
+
+
+def test_a_large_message_is_its_tensors_and_less_than_a_hundredth_more() -> None:
+    shapes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 8}
+    plan = plan_of("vit", "fiarse", server=Labelled.of(tiny("vit", **shapes)))
+    order = plan.orders(0, [0])[0]
+    held = plan.method.held(plan.server, order.share)
+    letter = letter_of(plan, order, held, parcel_of(plan, order.share, held))
+    content = Records().of(letter.about, arrays=letter.arrays, frozen=letter.frozen, own=letter.own)
+    numbers = sum(tensor.numel() * tensor.element_size() for tensor in plan.server.tensors.values())
+    whole = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    assert numbers > 10e6
+    assert whole + len(json.dumps(letter.about)) < 1.01 * numbers
 
 
 def test_the_authority_vouches_for_the_server_and_secrets_are_their_owner_s(tmp_path: Path) -> None:

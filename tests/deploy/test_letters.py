@@ -15,11 +15,15 @@ import torch
 from methods.runs import ALL, FAMILIES, NAMES, labelled, plan_of
 from raffm.algebra.mask import Mask
 from raffm.algebra.tally import Tally
+from raffm.deploy.ledger import Known, ledger
 from raffm.deploy.letters import Letter, Reply, letter_of, parcel_of, to_array, update_of
 from raffm.deploy.node import Node
 from raffm.deploy.posted import Post, Posted
 from raffm.errors import RunError, UpdateError
+from raffm.federate import run_plan
 from raffm.methods.method import Held
+from raffm.models.checkpoint import load_submodel
+from raffm.models.moments import batch_norms
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.costs import Costs
 from raffm.rounds.evaluate import evaluate
@@ -214,6 +218,19 @@ def test_a_node_calibrates_no_submodel_that_it_does_not_hold_unless_nobody_does(
     assert asked == sorted([(client, True) for client in sizes] + [(client, False) for client in sizes if sizes[client] == 1])
     small = plan_of("raffm_resnet", "heterofl", "1/4", labels=LABELS)
     assert set(scores(small, Posted(small, post(small)))) == {"1", "1/4"}
+
+
+def test_a_server_without_a_single_example_trains_evaluates_and_saves_a_model_with_batch_norms(tmp_path: Path) -> None:
+    plan = plan_of("raffm_resnet", "heterofl", "1, 1/4", labels=LABELS, evaluating=ASKED)
+    known = [Known(client, client, 9, (0, 1)) for client in range(4)]
+    blind = replace(plan, data=ledger(known, plan.data.dataset))
+    seen: list[Letter] = []
+    trained = run_plan(blind, lambda made: Posted(made, post(plan, seen=seen)), folder=tmp_path)
+    kinds = [letter.about["kind"] for letter in seen]
+    assert kinds.count("train") == 4
+    assert kinds.count("moments") == len(trained.results.sizes) * 4 - 2 * (len(trained.results.sizes) - 1)
+    whole = load_submodel(tmp_path / "submodels" / "1").eval()
+    assert all(norm.running_var.sum() > 0 for norm in batch_norms(whole).values())  # type: ignore[union-attr]
 
 
 def test_moments_that_make_no_sense_are_left_out_and_where_all_do_the_run_says_so() -> None:

@@ -28,6 +28,7 @@ class Posted:
         self._plan, self._post = plan, post
         self._workshop = Workshop(plan)
         self._keeps: dict[int, set[str]] = {}
+        self._seen: dict[tuple[int, Share], dict[str, Moments]] = {}
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
         """Write to all clients, and tally whoever answers."""
@@ -80,16 +81,16 @@ class Posted:
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
         """On the server, with its own examples; the statistics of batch norms come from clients."""
-        known = self._asked(jobs) if batch_norms(self._plan.server.model) else {}
-        return [
-            predicted(self._plan, self._workshop, job, statistics=lambda plan, module, job: known[job.share]) for job in jobs
-        ]
+        if batch_norms(self._plan.server.model):
+            self._seen = self._asked(jobs)
+        return [predicted(self._plan, self._workshop, job, statistics=self.statistics) for job in jobs]
 
     def statistics(self, plan: Plan, module: nn.Module, job: Job) -> Mapping[str, Moments]:
-        """What the batch norms of one submodel see on clients' data."""
-        return self._asked([job])[job.share]
+        """What the batch norms of a submodel see on clients' data: as of the last evaluation, if it was of this round."""
+        key = job.round, job.share
+        return self._seen[key] if key in self._seen else self._asked([job])[key]
 
-    def _asked(self, jobs: Sequence[Job]) -> dict[Share, dict[str, Moments]]:
+    def _asked(self, jobs: Sequence[Job]) -> dict[tuple[int, Share], dict[str, Moments]]:
         """Ask clients for moments of all submodels at once."""
         pairs = [(job, client) for job in jobs for client in self._calibrating(job)]
 
@@ -102,7 +103,7 @@ class Posted:
                     parcel = job.share, parcel_of(self._plan, job.share, held, folded)
                 yield client, inquiry_of(self._plan, client, parcel[1], self._has(client, parcel[1]))
 
-        found: dict[Share, list[dict[str, Moments]]] = {}
+        found: dict[tuple[int, Share], list[dict[str, Moments]]] = {}
         reasons: list[str] = []
         for place, reply in self._post(letters()):
             job, client = pairs[place]
@@ -111,13 +112,13 @@ class Posted:
                 if isinstance(reply, str):
                     raise UpdateError(f"client {client}: {reply}")
                 given = moments_of(reply, client, self._channels(job))
-                found.setdefault(job.share, []).append(given)
+                found.setdefault((job.round, job.share), []).append(given)
             except UpdateError as error:
                 reasons.append(str(error))
         for job in jobs:
-            if job.share not in found:
+            if (job.round, job.share) not in found:
                 raise RunError("nobody gave the statistics of batch norms that an evaluation needs: " + " ".join(reasons))
-        return {share: pooled(several) for share, several in found.items()}
+        return {key: pooled(several) for key, several in found.items()}
 
     def _calibrating(self, job: Job) -> list[int]:
         """Of the round's calibrating clients those whose device holds the submodel; where none does, the largest."""

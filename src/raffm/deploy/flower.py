@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from raffm.data.examples import Examples
 from raffm.deploy.ledger import UNNUMBERED, Known, known_from, numbered
@@ -27,8 +30,14 @@ POLL = 0.5
 # -- records ---------------------------------------------------------------------------------------------------------
 
 
+WHOLE = "safetensors"
+
+
 class Records:
-    """Arrays as Flower's records; of arrays that come several times in a row one record is made, which travels once."""
+    """Arrays as Flower's records: one array of bytes for all, since Flower fetches every array by requests of its own.
+
+    Of arrays that come several times in a row one record is made, which travels once.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[Arrays, ArrayRecord]] = {}
@@ -40,8 +49,8 @@ class Records:
 
     def _record(self, name: str, arrays: Arrays) -> ArrayRecord:
         if name not in self._last or self._last[name][0] is not arrays:
-            made = ArrayRecord(array_dict={key: Array.from_numpy_ndarray(array) for key, array in arrays.items()})
-            self._last[name] = arrays, made
+            whole = np.frombuffer(save({key: np.asarray(array, order="C") for key, array in arrays.items()}), np.uint8)
+            self._last[name] = arrays, ArrayRecord(array_dict={WHOLE: Array.from_numpy_ndarray(whole)})
         return self._last[name][1]
 
 
@@ -56,7 +65,7 @@ def about_of(content: RecordDict) -> dict[str, Any]:
 def arrays_of(content: RecordDict, name: str) -> Arrays:
     """The arrays of a message under a name; none where there are none."""
     record = content.array_records.get(name)
-    return {} if record is None else {key: array.numpy() for key, array in record.items()}
+    return {} if record is None else load(record[WHOLE].numpy().tobytes())
 
 
 def read_letter(content: RecordDict) -> Letter:
@@ -156,7 +165,7 @@ class GridPost:
 def _reply(message: Message) -> Reply | str:
     try:
         return Reply(about_of(message.content), arrays_of(message.content, "arrays"))
-    except (KeyError, TypeError, ValueError, RaffmError) as error:
+    except (KeyError, TypeError, ValueError, SafetensorError, RaffmError) as error:
         return f"its reply cannot be read: {error!r}"
 
 

@@ -168,9 +168,10 @@ def project(package: str, folder: Path, nodes: int) -> dict[str, Any]:
         "components": {"serverapp": f"{package}.server_app:app", "clientapp": f"{package}.client_app:app"},
         "config": {"nodes": nodes, "patience": 120.0, "deadline": 3600.0, "folder": str(folder / "run"), "resume": False},
     }
+    about = {"version": "1.0.0", "description": "A run of raffm across machines.", "license": "Apache-2.0", "dependencies": []}
     return {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        "project": {"name": package.replace("_", "-"), "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
+        "project": {"name": package.replace("_", "-"), **about},
         "tool": {"hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}}, "flwr": {"app": app}},
     }
 

@@ -10,7 +10,7 @@ RaffmError                     catch this one to catch them all
 ├── RunError                   a run that makes no sense: an unknown method, fleet or key, or what does not go together
 ├── UpdateError                a client's update was refused; the server did not change
 ├── CheckpointError            files that are missing, damaged, foreign or do not fit
-└── ExportError                the family's own config cannot express this submodel
+└── ExportError                a submodel cannot be written in a format, or its file does not do what the submodel does
 """
 
 
@@ -55,4 +55,4 @@ class CheckpointError(RaffmError):
 
 
 class ExportError(RaffmError):
-    """The family's own config cannot express this submodel."""
+    """A submodel cannot be written in a format, or its file does not do what the submodel does."""

@@ -1,0 +1,1 @@
+"""Submodels as files that a device's runtime runs."""

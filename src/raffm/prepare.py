@@ -13,6 +13,7 @@ import torch
 from raffm.data.examples import Dataset, Examples, Federation
 from raffm.data.sources import Columns, load
 from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
+from raffm.data.text import agree_on_padding
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
@@ -21,9 +22,11 @@ from raffm.methods import METHODS, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
 from raffm.models.load import place_of, trainable
+from raffm.rounds import checkpoint
+from raffm.rounds.checkpoint import Saved
 from raffm.rounds.loop import Watcher
 from raffm.rounds.plan import Plan
-from raffm.settings import BackendSettings, DataSettings, FleetSettings, Settings, checked, refuse_unknown
+from raffm.settings import BackendSettings, DataSettings, FleetSettings, Settings, checked, read_settings, refuse_unknown
 from raffm.simulate.lane import Style
 
 USUAL: Mapping[str, Mapping[str, Any]] = {
@@ -54,6 +57,19 @@ def plan_of(settings: Settings) -> Plan:
         merging=settings.merging,
         evaluating=settings.evaluate,
     )
+
+
+def reopened(folder: Path, sizes: tuple[float, ...] = ()) -> tuple[Plan, Saved]:
+    """The plan of a run that was saved, with the weights it had then, and what was saved; `sizes` to be served, if given."""
+    place = folder / "checkpoint"
+    saved = checkpoint.load(place, identity=None)
+    settings = read_settings(saved.results.run)
+    if sizes:
+        settings = replace(settings, evaluate=replace(settings.evaluate, sizes=sizes))
+    plan = plan_of(settings)
+    checkpoint.restore(saved, plan.server, place)
+    agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
+    return plan, saved
 
 
 def run_as(settings: Settings, plan: Plan, folder: Path, resume: bool, watcher: Watcher | None) -> Trained:

@@ -17,30 +17,19 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON.")] = False,
 ) -> None:
     """Test a trained model at every size, on the global test set and on every client's. Changes nothing in the folder."""
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
     from raffm.cli.show import quiet, rows
-    from raffm.data.text import agree_on_padding
     from raffm.devices.fleet import fleet_of
-    from raffm.prepare import plan_of
+    from raffm.prepare import reopened
     from raffm.report.tables import percent
-    from raffm.rounds import checkpoint
     from raffm.rounds.backend import Serial
     from raffm.rounds.costs import Costs
     from raffm.rounds.evaluate import evaluate as evaluated
     from raffm.rounds.evaluate import sizes_of
-    from raffm.settings import read_settings
 
     quiet()
-    place = folder / "checkpoint"
-    saved = checkpoint.load(place, identity=None)
-    settings = read_settings(saved.results.run)
-    if sizes is not None:
-        asked = tuple(tier.size for tier in fleet_of(sizes).tiers)
-        settings = replace(settings, evaluate=replace(settings.evaluate, sizes=asked))
-    plan = plan_of(settings)
-    checkpoint.restore(saved, plan.server, place)
-    agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
+    plan, saved = reopened(folder, () if sizes is None else tuple(tier.size for tier in fleet_of(sizes).tiers))
     evaluation, _ = evaluated(plan, Serial(plan), saved.round)
     if as_json:
         typer.echo(json.dumps(asdict(evaluation), indent=1))

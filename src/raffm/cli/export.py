@@ -1,0 +1,66 @@
+"""`raffm export`: a trained submodel as a file that a device runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that `raffm train` wrote.")],
+    size: Annotated[str, typer.Option(help="The part of the model that the device holds, as its method serves it.")] = "1",
+    submodel: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a size: a JSON file with the sizes of a submodel's groups."),
+    ] = None,
+    format: Annotated[str, typer.Option(help="onnx, onnx-int8, openvino, tensorrt or stock.")] = "onnx",
+    dynamic: Annotated[bool, typer.Option(help="8 bits for weights alone; activations are quantised as they come.")] = False,
+    most_lost: Annotated[float, typer.Option(help="What accuracy may lose by 8 bits.")] = 0.02,
+    out: Annotated[Path | None, typer.Option(help="A new folder. [default: RUN/export/FORMAT-SIZE]")] = None,
+) -> None:
+    """Write a submodel for a device, run the file in its runtime, and compare it with torch: above tolerance it fails."""
+    import json
+
+    from raffm.cli.show import quiet, rows
+    from raffm.devices.fleet import fleet_of
+    from raffm.elastic import RaFFM
+    from raffm.errors import ExportError
+    from raffm.export.bundle import write_bundle
+    from raffm.federate import Trained
+    from raffm.prepare import reopened
+
+    quiet()
+    plan, saved = reopened(run)
+    trained = Trained(saved.results, plan)
+    if submodel is not None:
+        try:
+            config = json.loads(submodel.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ExportError(f"{str(submodel)!r} is no JSON file of sizes: {error}.") from None
+        module = RaFFM(plan.server.model, table=plan.server.table).resource_aware_model(config.get("config", config))[0]
+        name = submodel.stem
+    else:
+        (tier,) = fleet_of(size).tiers
+        module, name = trained.submodel(tier.size), size.strip().replace("/", "_")
+    folder = out or run / "export" / f"{format}-{name}"
+    if folder.exists() and any(folder.iterdir()):
+        raise ExportError(f"{str(folder)!r} is not empty. Give another --out.")
+    made = write_bundle(module, plan.task, plan.data.dataset, folder, format, dynamic, most_lost)  # type: ignore[arg-type]
+    metric = next(iter(made.torch))
+    rows(
+        ["file", "MB", "parameters", "largest difference", f"{metric} in torch", f"{metric} in the file"],
+        [
+            [
+                str(folder / made.file),
+                f"{made.bytes / 1e6:.2f}",
+                f"{made.params:,}",
+                f"{made.gap:.1e}",
+                f"{made.torch[metric]:.4f}",
+                f"{made.exported[metric]:.4f}",
+            ]
+        ],
+    )
+    if format == "tensorrt":
+        typer.echo("No engine was built: run build.sh on the device that will run it.")

@@ -126,7 +126,7 @@ class Network:
         return [tuple(json.loads(line)) for line in lines]
 
     def kill(self, name: str) -> None:
-        """At once, with all that it started."""
+        """At once, with what it started in its own session."""
         os.killpg(self.started[name].pid, signal.SIGKILL)
         self.started.pop(name).wait(10)
 

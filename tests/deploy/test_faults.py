@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deploy.network import Network
+from deploy.network import Network, free_ports
 from raffm.algebra.tally import Tally
 from raffm.devices.fleet import Fleet, Tier
 from raffm.prepare import plan_of
@@ -38,15 +39,15 @@ RUN: Mapping[str, Any] = {
 FLEET = Fleet((Tier(1.0), Tier(1 / 4), Tier(1 / 16)), dealt=(0, 1, 2))
 ALL = [0, 1, 2]
 
-CLIENT = """
-import os, time
-from pathlib import Path
+CHANGED = """
+
+import os
+import time
 
 import numpy as np
 
 from raffm.deploy.letters import Reply
 from raffm.deploy.node import Node
-from raffm.edge import node
 
 place, honest = Path(os.environ["RAFFM_WATCHED"]).parent, Node.answer
 
@@ -62,9 +63,8 @@ def answer(self, letter):
     return spoilt(client, round, honest(self, letter))
 
 Node.answer = answer
-app = node(Path(__file__).with_name("run.toml"))
 """
-"""A node that notes what it is asked, is held up by a file, and can spoil its replies."""
+"""Ends the file of a node that notes what it is asked, is held up by a file, and can spoil its replies."""
 
 Make = Callable[..., Network]
 
@@ -75,7 +75,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def make(spoilt: str = "", **changes: Any) -> Network:
         made.append(Network.made(tmp_path, {**RUN, **changes}))
-        (made[-1].folder / "raffm_edge_trial" / "client_app.py").write_text(CLIENT + spoilt)
+        with (made[-1].folder / "raffm_edge_trial" / "client_app.py").open("a") as file:
+            file.write(CHANGED + spoilt)
         return made[-1]
 
     try:
@@ -104,6 +105,11 @@ def until(fact: Callable[[], bool], network: Network, seconds: float = 180) -> N
     while not fact():
         assert time.monotonic() < end, "\n".join(f"{name}: {network.log(name)}" for name in network.started)
         time.sleep(0.2)
+
+
+def run(network: Network, *words: object) -> subprocess.Popen[bytes]:
+    """A run that has begun; what it says goes into the log `run`."""
+    return network.start("run", *network.command("run", ".", "here", "--stream", *words))
 
 
 # -- what came out ---------------------------------------------------------------------------------------------------
@@ -137,6 +143,11 @@ def rounds_of(network: Network) -> list[dict[str, Any]]:
     return rounds
 
 
+def status_of(network: Network) -> str:
+    """What Flower says of the last run."""
+    return str(json.loads(network.flwr("ls", "here", "--format", "json"))["runs"][0]["status"])
+
+
 def server_after(plan: Plan, clients: Sequence[Sequence[int]]) -> Mapping[str, Tensor]:
     """The server of one process, after rounds that count these clients."""
     tally, backend = Tally(plan.server.layout, plan.server.tensors), Serial(plan)
@@ -165,14 +176,14 @@ def test_a_node_killed_in_mid_round_costs_its_own_update_and_is_back_after_a_res
     network.begin()
     hold(network, client=1, round=1)
     other = hold(network, client=0, round=2)
-    run = network.start("run", *network.command("run", ".", "here", "--stream"))
+    running = run(network)
     until(lambda: asked(network)[1, 1] == 1, network)
     network.kill("node1")
     until(lambda: asked(network)[0, 2] == 1, network)
     network.node(1)
     until(lambda: network.log("node1").count("SuperNode ID") == 2, network)
     other.unlink()
-    assert run.wait(180) == 0, network.log("run")
+    assert running.wait(180) == 0, network.log("run")
 
     refused = [entry["refused"] for entry in rounds_of(network)]
     assert [set(each) for each in refused] == [set(), {"1"}, {"1"}, set()], refused
@@ -181,25 +192,25 @@ def test_a_node_killed_in_mid_round_costs_its_own_update_and_is_back_after_a_res
     assert is_server_of(network, ALL, [0, 2], [0, 2], ALL)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_killed_server_goes_on_from_its_last_finished_round(make: Make, alone: bool) -> None:
-    """The link alone, whose programs notice and end, or all programs of the server at once."""
+@pytest.mark.parametrize("also", ["its ServerApp, too", "the link alone"])
+def test_a_killed_server_goes_on_from_its_last_finished_round(make: Make, also: str) -> None:
     network = make()
     network.begin()
     held = hold(network, client=0, round=1)
-    network.start("run", *network.command("run", ".", "here", "--stream"))
+    running = run(network)
     until(lambda: asked(network)[0, 1] == 1, network)
     others = psutil.Process(network.started["link"].pid).children(recursive=True)
-    assert any("flwr-serverapp" in " ".join(each.cmdline()) for each in others)
+    assert any("flwr-serverapp" in each.name() for each in others)
     network.kill("link")
-    for process in () if alone else others:
+    for process in others if also == "its ServerApp, too" else ():
         process.kill()
+    _, left = psutil.wait_procs(others, timeout=20)
+    assert not left, "the programs of a link end with it"
+    assert running.wait(60) != 0
     assert saved_rounds(network) == 1
-    psutil.wait_procs(others, timeout=30)
-    print("STILL", [each for each in others if each.is_running()])
     network.link()
     held.unlink()
-    network.flwr("run", ".", "here", "--stream", "-c", "resume=true")
+    assert run(network, "-c", "resume=true").wait(240) == 0, network.log("run")
 
     assert len(rounds_of(network)) == 3
     assert not any(entry["refused"] for entry in rounds_of(network))
@@ -225,7 +236,7 @@ def test_a_link_of_its_own_process_may_be_killed_and_the_run_loses_nothing(make:
     network.link(*apart)
     held.unlink()
     until((network.folder / "run" / "results.json").is_file, network)
-    until(lambda: "finished:completed" in network.flwr("ls", "here"), network)
+    until(lambda: status_of(network) == "finished:completed", network)
 
     assert not any(entry["refused"] for entry in rounds_of(network))
     assert asked(network) == {(client, round): 1 for client in ALL for round in range(3)}
@@ -251,12 +262,12 @@ def spoilt(client, round, reply):
 
 POISONS = {
     "a NaN": ("changed(**{name: array * np.nan})", "holds a NaN"),
-    "a wrong shape": ("changed(**{name: np.zeros(3, array.dtype)})", "3"),
+    "a wrong shape": ("changed(**{name: np.zeros(3, array.dtype)})", "has 3 values; its mask keeps"),
     "an old round": ("changed({'round': 0})", "its reply has the round 0; 2 was asked for"),
     "the name of another": ("changed({'client': 0})", "its reply has the client 0; 1 was asked for"),
     "other numbers": ("changed(**{name: array.astype(np.float64)})", "cannot be read"),
-    "less than all": ("Reply(reply.about, {name: array})", ""),
-    "more than all": ("changed(**{'tensor/door': array})", ""),
+    "less than all": ("Reply(reply.about, {name: array})", "the update lacks"),
+    "more than all": ("changed(**{'tensor/door': array})", "cannot be read"),
     "an error": ("1 / 0", "ZeroDivisionError"),
 }
 
@@ -264,8 +275,7 @@ POISONS = {
 def test_a_poisoned_update_is_refused_and_named_and_nothing_else_is_lost(make: Make) -> None:
     network = make(spoils(*(way for way, _ in POISONS.values())), rounds=len(POISONS) + 1)
     network.begin()
-    network.start("run", *network.command("run", ".", "here", "--stream"))
-    assert network.started["run"].wait(400) == 0, network.log("run")
+    assert run(network).wait(400) == 0, network.log("run")
 
     *bad, last = [entry["refused"] for entry in rounds_of(network)]
     for (name, (_, words)), refused in zip(POISONS.items(), bad, strict=True):
@@ -277,14 +287,27 @@ def test_a_poisoned_update_is_refused_and_named_and_nothing_else_is_lost(make: M
 
 
 def test_a_run_below_its_minimum_stops_and_says_why(make: Make) -> None:
-    always = "\ndef spoilt(client, round, reply):\n    return Reply({**reply.about, 'round': 99}, reply.arrays) if client == 1 else reply\n"
-    network = make(always, participation={"clients": 3, "minimum": 3, "tries": 2})
+    network = make(spoils("changed({'round': 99})"), participation={"clients": 3, "minimum": 3, "tries": 2})
     network.begin()
-    run = network.start("run", *network.command("run", ".", "here", "--stream"))
-    run.wait(180)
+    run(network).wait(180)
     said = " ".join((network.log("run") + network.log("link")).split())
     assert "round 1 had 2 good updates; 3 are needed, and it was tried 2 times. client 1: its reply has the round 99" in said
     assert asked(network) == {(client, 0): 2 for client in ALL}
     assert not (network.folder / "run" / "checkpoint").exists()
     assert not (network.folder / "run" / "results.json").exists()
-    assert "finished:failed" in network.flwr("ls", "here")
+    assert status_of(network) == "finished:failed"
+
+
+# -- without a network -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_app_runs_in_flowers_simulation(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower starts a link for simulations that stays; here it has a port of its own, and `make` ends it."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", str(free_ports(1)))
+    network = make(rounds=2)
+    said = network.flwr("run", ".", "simulation", "--stream")
+    assert (network.folder / "run" / "results.json").is_file(), said
+    assert not any(entry["refused"] for entry in rounds_of(network))
+    settings = read_settings({**RUN, "fleet": {"tiers": "1, 1/4, 1/16"}})
+    assert is_server(network, server_after(plan_of(settings), [ALL, ALL]))

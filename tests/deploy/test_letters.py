@@ -268,6 +268,8 @@ BAD = {
     "no number": (altered(vit__layernorm__weight=np.full(16, np.nan, np.float32)), "holds a NaN"),
     "other numbers": (altered(vit__layernorm__weight=np.zeros(16)), "cannot be read"),
     "no kinds": (altered({"dtypes": {}}), "cannot be read"),
+    "a loss that is no number": (altered({"loss": "x"}), "cannot be read: its loss is 'x'"),
+    "a loss beyond all bounds": (altered({"loss": 10**400}), "cannot be read"),
     "an unknown tensor": (altered({"dtypes": None}), "cannot be read"),
     "silence": (lambda client, reply: "did not answer in time" if client == 1 else reply, "client 1: did not answer in time"),
 }

@@ -13,7 +13,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from raffm.data.examples import Examples
@@ -21,7 +20,7 @@ from raffm.deploy.ledger import UNNUMBERED, Known, known_from, numbered
 from raffm.deploy.letters import Arrays, Letter, Reply
 from raffm.deploy.node import Node, classes_of
 from raffm.deploy.statement import stated
-from raffm.errors import RaffmError, RunError
+from raffm.errors import RunError
 
 POLL = 0.5
 """Seconds between two looks at whether somebody has answered."""
@@ -115,21 +114,39 @@ class Serving:
 
 
 def gathered(grid: Grid, serving: Serving) -> list[Known]:
-    """Wait for nodes, and ask what they have; those that fail to say so are left out, if enough remain."""
-    nodes = waited_for(grid, serving)
-    found, reasons = [], []
-    question = Records().of({})
-    for place, message in exchanged(grid, [(node, question) for node in nodes], "query", serving.patience):
-        try:
-            if isinstance(message, str):
-                raise RunError(f"node {nodes[place]} did not say what it has: {message}.")
-            found.append(known_from(nodes[place], about_of(message.content)))
-        except (KeyError, ValueError, RaffmError) as error:
-            reasons.append(str(error))
-            logging.getLogger("raffm").warning("raffm: left out: %s", error)
-    if len(found) < serving.nodes:
-        raise RunError(f"{len(found)} nodes can take part; {serving.nodes} are needed. " + " ".join(reasons))
-    return numbered(found)
+    """Wait for nodes, and ask what they have; those that fail to say so are asked again, while too few have."""
+    end = time.monotonic() + serving.patience
+    found: dict[int, Known] = {}
+    reasons: dict[int, str] = {}
+    while True:
+        nodes = [node for node in waited_for(grid, serving) if node not in found]
+        left = max(POLL, end - time.monotonic())
+        for place, message in exchanged(grid, [(node, Records().of({})) for node in nodes], "query", left):
+            said = _said(nodes[place], message)
+            if isinstance(said, Known):
+                found[said.node] = said
+            else:
+                reasons[nodes[place]] = said
+        if len(found) >= serving.nodes:
+            break
+        if time.monotonic() > end:
+            words = " ".join(reason for node, reason in reasons.items() if node not in found)
+            raise RunError(f"{len(found)} nodes can take part; {serving.nodes} are needed. {words}")
+        time.sleep(POLL)
+    for node, reason in reasons.items():
+        if node not in found:
+            logging.getLogger("raffm").warning("raffm: node %d is left out: %s", node, reason)
+    return numbered(list(found.values()))
+
+
+def _said(node: int, message: Message | str) -> Known | str:
+    """What a node stated, or why nothing can be made of it."""
+    if isinstance(message, str):
+        return f"node {node} did not say what it has: {message}."
+    try:
+        return known_from(node, about_of(message.content))
+    except Exception as error:  # it comes from another machine, and may be anything
+        return str(error) or repr(error)
 
 
 def waited_for(grid: Grid, serving: Serving) -> list[int]:
@@ -165,7 +182,7 @@ class GridPost:
 def _reply(message: Message) -> Reply | str:
     try:
         return Reply(about_of(message.content), arrays_of(message.content, "arrays"))
-    except (KeyError, TypeError, ValueError, SafetensorError, RaffmError) as error:
+    except Exception as error:  # it comes from another machine, and may be anything
         return f"its reply cannot be read: {error!r}"
 
 

@@ -21,6 +21,9 @@ from raffm.methods.widths import prefix, width_groups
 from raffm.models.labelled import Labelled
 from raffm.rounds.local import Local
 
+MOST = 100_000_000
+"""More examples than any node will have."""
+
 UNNUMBERED = -1
 """A node that does not say as which client it takes part."""
 
@@ -41,10 +44,10 @@ def known_from(node: int, said: Mapping[str, Any]) -> Known:
     try:
         classes = tuple(int(each) for each in said["classes"])
         found = Known(node, int(said.get("client", UNNUMBERED)), int(said["examples"]), classes, device_from(said["device"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RunError(f"node {node} says something that cannot be read: {error!r}.") from None
-    if found.examples < 1 or not classes or min(classes) < 0:
-        raise RunError(f"node {node} has {found.examples} examples of the classes {list(classes)}; it needs some of both.")
+    if not 1 <= found.examples <= MOST or not classes or not 0 <= min(classes) <= max(classes) <= MOST:
+        raise RunError(f"node {node} says that it has {found.examples} examples of the classes {list(classes)[:20]}: no.")
     return found
 
 

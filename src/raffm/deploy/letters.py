@@ -238,6 +238,18 @@ def update_of(reply: Reply, order: Order, held: Held, server: Labelled) -> dict[
     return tensors | _unchanged(server, order.share.selection, set(tensors))
 
 
+def loss_of(reply: Reply, order: Order) -> float:
+    """The mean loss that a node states."""
+    loss = reply.about.get("loss")
+    if isinstance(loss, bool) or not isinstance(loss, int | float) or abs(loss) > LARGEST:
+        raise UpdateError(f"client {order.client}: its reply cannot be read: its loss is {str(loss)[:40]!r}.")
+    return float(loss)
+
+
+LARGEST = 1e300
+"""No count and no loss that means something is larger."""
+
+
 def _unchanged(server: Labelled, selection: Selection, sent: set[str]) -> dict[str, Tensor]:
     """What is not trained and did not come back, as the server has it."""
     still = frozen_names(server, selection) - sent
@@ -248,11 +260,11 @@ def _unchanged(server: Labelled, selection: Selection, sent: set[str]) -> dict[s
 def moments_of(reply: Reply, client: int, expected: Mapping[str, int]) -> dict[str, Moments]:
     """The moments of a reply, for these batch norms with so many channels each."""
     _refuse_other(reply, {"kind": "moments", "client": client})
-    found = {}
+    found, counts = {}, reply.about.get("counts")
     for name, channels in expected.items():
-        sums, count = reply.arrays.get(MOMENTS + name), reply.about.get("counts", {}).get(name, 0)
-        is_sound = sums is not None and sums.shape == (2, channels) and bool(np.isfinite(sums).all()) and count > 0
-        if not is_sound:
+        sums, count = reply.arrays.get(MOMENTS + name), counts.get(name) if isinstance(counts, dict) else None
+        is_whole = sums is not None and sums.shape == (2, channels) and bool(np.isfinite(sums).all())
+        if not is_whole or not isinstance(count, int | float) or not 0 < count < LARGEST:
             raise UpdateError(f"client {client}: its moments of `{name}` are missing, not finite or of another shape.")
         total, squares = torch.from_numpy(np.array(sums, np.float64))
         found[name] = Moments(float(count), total, squares)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from torch import Tensor, nn
 
 from raffm.algebra.tally import Tally
-from raffm.deploy.letters import Letter, Parcel, Reply, inquiry_of, letter_of, moments_of, parcel_of, update_of
+from raffm.deploy.letters import Letter, Parcel, Reply, inquiry_of, letter_of, loss_of, moments_of, parcel_of, update_of
 from raffm.errors import RunError, UpdateError
 from raffm.methods.method import Held, Share, Update
 from raffm.models.moments import Moments, batch_norms, pooled
@@ -58,12 +58,12 @@ class Posted:
         if isinstance(reply, str):
             return Outcome(order.client, float("nan"), f"client {order.client}: {reply}")
         try:
-            tensors = update_of(reply, order, held, self._plan.server)
+            tensors, loss = update_of(reply, order, held, self._plan.server), loss_of(reply, order)
         except UpdateError as error:
             return Outcome(order.client, float("nan"), str(error))
         present = self._plan.present(order.client)
         update = Update(order.client, order.share, held, tensors, order.weight, present)
-        return merged(self._plan, tally, update, float(reply.about.get("loss", "nan")))
+        return merged(self._plan, tally, update, loss)
 
     # -- what is not trained travels once ------------------------------------------------------------------------
 

@@ -284,7 +284,10 @@ def _said(part: object) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """A function to call between steps: after Ctrl-C it raises `Interrupted`. A second Ctrl-C stops at once."""
+    """A function to call between steps: after Ctrl-C it raises `Interrupted`. A second Ctrl-C stops at once.
+
+    A program that deals with Ctrl-C in its own way, as Flower does, keeps doing so.
+    """
     pressed: list[int] = []
 
     def tick() -> None:
@@ -295,7 +298,8 @@ def interruptible() -> Iterator[Callable[[], None]]:
         pressed.append(number)
         signal.signal(signal.SIGINT, before)
 
-    if threading.current_thread() is not threading.main_thread():
+    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not is_ours:
         yield tick
         return
     before = signal.signal(signal.SIGINT, note)

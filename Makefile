@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-oldest check bench bench-others bench-gpu docs clean
+.PHONY: help setup demo test test-all test-oldest check bench bench-others bench-gpu bench-edge docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -23,7 +23,8 @@ demo: setup ## Train a small ViT across devices of three sizes on digits (about 
 test: setup ## Run the tests (a few minutes on 2 cores)
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: setup test-oldest ## Run all tests, the slow ones too, and the families on the oldest transformers
+test-all: setup test-oldest ## Run all tests, the slow ones too, Flower's simulation, and the families on the oldest transformers
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt 'flwr[simulation]'
 	$(BIN)/pytest -n 2
 
 OLDEST := .venv-oldest
@@ -55,6 +56,9 @@ bench-others: setup ## Measure a round against pfl, Flower and plain loops (a qu
 
 bench-gpu: ## Check the captured backend on a GPU and measure it (half an hour; needs CUDA, and CIFAR-10 in RAFFM_DATA)
 	PYTHONPATH=src $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu
+
+bench-edge: setup ## Measure rounds over Flower against a plain Flower FedAvg (half an hour; wants a quiet machine, 12 GB)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.edge
 
 docs: setup ## Write the generated parts of README and docs anew
 	$(BIN)/python scripts/check_generated.py --write

@@ -1,7 +1,7 @@
 """Rounds across machines against a plain Flower FedAvg of the same bytes: `python -m benchmarks.edge` writes edge.json.
 
 Both train the same ViT for one step on every node, over TLS with node authentication, all processes on this machine, one
-after the other. Seconds from the end of a round to the end of the next, and from there to a node's first step.
+after the other; the SuperLink keeps its state in memory. Seconds from the end of a round to the end of the next, and from there to a node's first step.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def run(place: Path, case: Case, which: str, rounds: int) -> dict[str, Any]:
     (place / "case.json").write_text(json.dumps([{**CONFIG, **case.config}, rounds]))
     network.variables["RAFFM_BENCH"] = str(place)
     try:
-        network.begin()
+        network.begin("--database", ":flwr-in-memory:")  # ten nodes' small arrays lock the one on disk
         said = network.flwr("run", ".", "here", "--stream", "-c", "folder=''", timeout=3600)
     finally:
         network.close()
@@ -178,9 +178,10 @@ def run(place: Path, case: Case, which: str, rounds: int) -> dict[str, Any]:
 def times(place: Path, nodes: int, said: str) -> dict[str, Any]:
     """Seconds of every round but the first, and to the steps within them."""
     found = {}
-    for what in ("round", "step"):
-        if not (place / f"{what}.times").is_file():
-            raise SystemExit(said)
+    for what, least in (("round", 3), ("step", nodes + 1)):
+        path = place / f"{what}.times"
+        if not path.is_file() or len(path.read_text().split()) < least:
+            raise SystemExit(said + (place / "link.log").read_text())
         found[what] = [float(line) for line in (place / f"{what}.times").read_text().split()]
     ends, steps = found["round"], found["step"]
     taken = [after - before for before, after in pairwise(ends[1:])]

@@ -223,6 +223,19 @@ def table_of(rows: list[dict[str, Any]], titles: dict[str, str]) -> list[str]:
     return [*lines, *(f"| {' | '.join(shown(row[name]) for name in titles)} |" for row in rows)]
 
 
+def edge_table() -> str:
+    """The last `make bench-edge`."""
+    results = json.loads((ROOT / "benchmarks" / "edge.json").read_text(encoding="utf-8"))
+    titles = ["nodes", "MB each way", "plain Flower FedAvg, s a round", "raffm, s a round", "ratio"]
+    titles += ["plain: s to a node's first step", "raffm: s to a node's first step"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for case in results["cases"].values():
+        plain, ours = case["plain"], case["raffm"]
+        cells = [plain["seconds"], ours["seconds"], case["ratio"], plain["to_a_first_step"], ours["to_a_first_step"]]
+        lines.append(f"| {case['nodes']} | {case['megabytes']} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
+    return "\n".join([*lines, "", f"2 cores for all processes, torch {results['torch']}, {results['date']}."])
+
+
 def salience_table() -> str:
     """The table that the last run of the experiment wrote."""
     return (ROOT / "experiments" / "salience" / "table.md").read_text(encoding="utf-8").strip()
@@ -255,6 +268,7 @@ GENERATED = {
     "methods": ("docs/families.md", methods_table),
     "devices": ("docs/devices.md", devices_table),
     "gpu": ("docs/performance.md", gpu_table),
+    "edge": ("docs/performance.md", edge_table),
     "benchmarks": ("docs/performance.md", benchmarks_table),
     "others": ("docs/performance.md", others_table),
     "salience": ("docs/salience.md", salience_table),

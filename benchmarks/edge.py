@@ -1,7 +1,8 @@
 """Rounds across machines against a plain Flower FedAvg of the same bytes: `python -m benchmarks.edge` writes edge.json.
 
 Both train the same ViT for one step on every node, over TLS with node authentication, all processes on this machine, one
-after the other; the SuperLink keeps its state in memory. Seconds from the end of a round to the end of the next, and from there to a node's first step.
+after the other; the SuperLink keeps its state in memory. Seconds from the end of a round to the end of the next, and from
+there to a node's first step.
 """
 
 from __future__ import annotations

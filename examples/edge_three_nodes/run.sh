@@ -13,14 +13,13 @@ echo "partition-id=1 num-partitions=3 max-params='60k' speed='5G'" > "$folder/no
 echo "partition-id=2 num-partitions=3 auto=true" > "$folder/nodes/2.config"
 
 trap 'kill $started 2>/dev/null || true; wait' EXIT INT TERM
-"$folder/link.sh" > "$folder/link.log" 2>&1 & started=$!
-for number in 0 1 2; do
-    "$folder/node.sh" "$number" > "$folder/node$number.log" 2>&1 & started="$started $!"
-done
-
 . "$folder/env.sh"
 cd "$folder"
+./link.sh > link.log 2>&1 & started=$!
 until flwr supernode list here > /dev/null 2>&1; do sleep 1; done
-for key in certs/node*.pub; do flwr supernode register "$key" here > /dev/null; done
+for number in 0 1 2; do
+    flwr supernode register "certs/node$number.pub" here > /dev/null  # a node whose key is not known ends at once
+    ./node.sh "$number" > "node$number.log" 2>&1 & started="$started $!"
+done
 flwr run . here --stream
 cat run/metrics.md

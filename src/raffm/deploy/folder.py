@@ -84,18 +84,23 @@ and can hold.
 
 ## {nodes} nodes on this machine
 
-Each in a terminal of its own:
+The server's end, in a terminal of its own:
 
 ```sh
 ./link.sh
-./node.sh 0        # and 1, 2, ...
 ```
 
-Then, once:
+Once, tell it whose keys it may trust (a node whose key it does not know ends at once):
 
 ```sh
 . ./env.sh
 for key in certs/node*.pub; do flwr supernode register "$key" here; done
+```
+
+The nodes, each in a terminal of its own:
+
+```sh
+./node.sh 0        # and 1, 2, ...
 ```
 
 and for every run:

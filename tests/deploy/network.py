@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 BIN = Path(sys.executable).parent
@@ -142,3 +143,16 @@ class Network:
                 except subprocess.TimeoutExpired:
                     continue
                 time.sleep(0.2)
+        for process in self.left():
+            process.kill()
+
+    def left(self) -> list[psutil.Process]:
+        """All that descend from what was started, also those that left their group."""
+        mark, found = self.environment["RAFFM_WATCHED"], []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("RAFFM_WATCHED") == mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found

@@ -84,20 +84,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
     finally:
         for network in made:
             network.close()
-            for process in processes_of(network):
-                process.kill()
-
-
-def processes_of(network: Network) -> list[psutil.Process]:
-    """All that descend from what this network started, also those that left their group."""
-    mark, found = network.environment["RAFFM_WATCHED"], []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RAFFM_WATCHED") == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def until(fact: Callable[[], bool], network: Network, seconds: float = 180) -> None:

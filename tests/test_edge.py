@@ -131,7 +131,7 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_run_that_makes_no_sense_leaves_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("[modell]\nname = 'vit-small'\n")
+    (tmp_path / "run.toml").write_text("[modelx]\nname = 'vit-small'\n")
     said = raffm("edge", "init", tmp_path / "app", "--run", tmp_path / "run.toml")
     assert said.returncode == 2
     assert "Did you mean 'model'?" in said.stderr

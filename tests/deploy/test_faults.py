@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deploy.network import Network, free_ports
+from deploy.network import DIGITS, Network, free_ports
 from raffm.algebra.tally import Tally
 from raffm.devices.fleet import Fleet, Tier
 from raffm.prepare import plan_of
@@ -27,15 +27,7 @@ from raffm.settings import read_settings
 
 pytestmark = pytest.mark.slow
 
-RUN: Mapping[str, Any] = {
-    "method": "fiarse",
-    "rounds": 3,
-    "model": {"name": "resnet18", "norm": "group", "widths": [8, 16], "depths": [1, 1]},
-    "data": {"source": "digits", "split": "dirichlet-balanced", "alpha": 1.0, "clients": 3},
-    "local": {"optimizer": "sgd", "lr": 0.1, "batch": 10, "steps": 3},
-    "participation": {"clients": 3},
-    "evaluate": {"every": 10},
-}
+RUN: Mapping[str, Any] = {**DIGITS, "rounds": 3, "evaluate": {"every": 10}}
 FLEET = Fleet((Tier(1.0), Tier(1 / 4), Tier(1 / 16)), dealt=(0, 1, 2))
 ALL = [0, 1, 2]
 

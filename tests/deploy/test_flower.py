@@ -11,22 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from deploy.network import Network
+from deploy.network import DIGITS, Network
 from raffm.deploy.keys import write_node_key
 from raffm.devices.fleet import Fleet, Tier
 from raffm.federate import run_plan
 from raffm.prepare import plan_of
 from raffm.settings import read_settings
 
-RUN = {
-    "method": "fiarse",
-    "rounds": 2,
-    "model": {"name": "resnet18", "norm": "group", "widths": [8, 16], "depths": [1, 1]},
-    "data": {"source": "digits", "split": "dirichlet-balanced", "alpha": 1.0, "clients": 3},
-    "local": {"optimizer": "sgd", "lr": 0.1, "batch": 10, "steps": 3},
-    "participation": {"clients": 3},
-    "evaluate": {"every": 2},
-}
+RUN = {**DIGITS, "rounds": 2, "evaluate": {"every": 2}}
 
 
 @pytest.fixture

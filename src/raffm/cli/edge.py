@@ -50,7 +50,8 @@ def init(
     own = {"clients": nodes, "classes": list(dataset_of(settings, settings.data.source).classes)}
     content["data"] = {**content.get("data", {}), **own}
     content["participation"] = {"clients": nodes, **content.get("participation", {})}
-    content["fleet"] = content.get("fleet", {"tiers": "1, 1/4, 1/16" if sizes == "auto" else sizes})
+    if sizes != "auto":
+        content.setdefault("fleet", {"tiers": sizes})
     read_settings(content)
     write_app(folder, content, [_config(number, nodes, sizes) for number in range(nodes)], port, host)
     typer.echo(f"{folder} is ready: its README.md says how to start {nodes} nodes on this machine.")

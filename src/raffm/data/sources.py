@@ -24,6 +24,7 @@ from raffm.data.cache import cached, stamp
 from raffm.data.examples import Dataset, Examples, Integers, refuse_labels
 from raffm.data.splits import stratified
 from raffm.errors import DataError
+from raffm.libraries import library
 
 Values = NDArray[Any]
 T = TypeVar("T")
@@ -381,10 +382,7 @@ def _plain(array: Any, where: str) -> Any:
 
 def _module(name: str, extra: str) -> Any:
     """A library that only some sources need."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise DataError(f"this source needs {name.partition('.')[0]}: pip install 'raffm[{extra}]'.") from None
+    return library(name, DataError(f"this source needs {name.partition('.')[0]}: pip install 'raffm[{extra}]'."))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from torch import Tensor, nn
 
@@ -36,14 +37,11 @@ class Posted:
         held: dict[Share, Held] = {}
 
         def letters() -> Iterator[tuple[int, Letter]]:
-            parcel: tuple[Share, Parcel] | None = None
-            for order in asked:  # equal shares follow each other: one parcel is in memory at a time
-                if order.share not in held:
-                    held[order.share] = self._plan.method.held(self._plan.server, order.share)
-                if parcel is None or parcel[0] != order.share:
-                    parcel = order.share, parcel_of(self._plan, order.share, held[order.share])
-                has_frozen = self._has(order.client, parcel[1])
-                yield order.client, letter_of(self._plan, order, held[order.share], parcel[1], has_frozen)
+            for share, several in groupby(asked, key=lambda order: order.share):  # one parcel is in memory at a time
+                held[share] = self._plan.method.held(self._plan.server, share)
+                parcel = parcel_of(self._plan, share, held[share])
+                for order in several:
+                    yield order.client, letter_of(self._plan, order, held[share], parcel, self._has(order.client, parcel))
 
         outcomes = []
         for place, reply in self._post(letters()):
@@ -95,13 +93,11 @@ class Posted:
         pairs = [(job, client) for job in jobs for client in self._calibrating(job)]
 
         def letters() -> Iterator[tuple[int, Letter]]:
-            parcel: tuple[Share, Parcel] | None = None
-            for job, client in pairs:
-                if parcel is None or parcel[0] != job.share:
-                    folded = self._plan.method.folded(self._plan.server, job.share)
-                    held = self._plan.method.held(self._plan.server, job.share)
-                    parcel = job.share, parcel_of(self._plan, job.share, held, folded)
-                yield client, inquiry_of(self._plan, client, parcel[1], self._has(client, parcel[1]))
+            for share, several in groupby(pairs, key=lambda pair: pair[0].share):
+                held = self._plan.method.held(self._plan.server, share)
+                parcel = parcel_of(self._plan, share, held, self._plan.method.folded(self._plan.server, share))
+                for _, client in several:
+                    yield client, inquiry_of(self._plan, client, parcel, self._has(client, parcel))
 
         found: dict[tuple[int, Share], list[dict[str, Moments]]] = {}
         reasons: list[str] = []

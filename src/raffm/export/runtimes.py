@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from raffm.errors import ExportError
+from raffm.libraries import library
 
 Inputs = Mapping[str, Tensor]
 Run = Callable[[Inputs], Tensor]
@@ -79,12 +80,7 @@ def gap(one: Tensor, other: Tensor) -> float:
 
 def needed(module: str, extra: str) -> Any:
     """A library that exports need, or an error that says how to get it."""
-    from importlib import import_module
-
-    try:
-        return import_module(module)
-    except ImportError:
-        raise ExportError(f"this needs {module}: pip install 'raffm[{extra}]'.") from None
+    return library(module, ExportError(f"this needs {module}: pip install 'raffm[{extra}]'."))
 
 
 @contextmanager

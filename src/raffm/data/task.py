@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -151,15 +152,13 @@ def classification_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
     From counts, because every client has its own at every size; equal to scikit-learn's.
     """
-    truth, found = labels.cpu(), outputs.argmax(1).cpu()
+    truth, found = labels.cpu().numpy(), outputs.cpu().argmax(1).numpy()
     classes = max(outputs.shape[1], int(truth.max()) + 1)
-    right, support, named = (
-        torch.bincount(chosen, minlength=classes).double() for chosen in (truth[truth == found], truth, found)
-    )
-    by_class = 2 * right / (support + named).clamp_min(1)
+    right, support, named = (np.bincount(chosen, minlength=classes) for chosen in (truth[truth == found], truth, found))
+    by_class = 2 * right / np.maximum(support + named, 1)
     return {
         "accuracy": float(right.sum() / support.sum()),
-        "f1_macro": float(by_class.sum() / ((support + named) > 0).sum()),
+        "f1_macro": float(by_class.sum() / np.count_nonzero(support + named)),
         "f1_weighted": float((by_class * support).sum() / support.sum()),
     }
 

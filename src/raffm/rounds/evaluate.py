@@ -65,11 +65,11 @@ def sizes_of(plan: Plan, costs: Costs) -> tuple[Size, ...]:
 def evaluate(plan: Plan, backend: Backend, round: int) -> tuple[Evaluation, ClientScores]:
     """The scores of all sizes after a round, and the main metric of every client."""
     entries = entries_of(plan, round)
-    jobs = [Job(share, round, entry.device.size) for entry in entries for share in entry.served.shares]
-    outputs = iter(backend.predict(jobs))
+    tested = list(dict.fromkeys((share, entry.device.size) for entry in entries for share in entry.served.shares))
+    said = dict(zip(tested, backend.predict([Job(share, round, size) for share, size in tested]), strict=True))
     scores, by_client = {}, {}
     for entry in entries:
-        several = [next(outputs) for _ in entry.served.shares]
+        several = [said[share, entry.device.size] for share in entry.served.shares]
         scores[entry.name], by_client[entry.name] = _scores(plan, several)
     return Evaluation(round, scores), by_client
 

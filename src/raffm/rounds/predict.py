@@ -109,7 +109,7 @@ def outputs_of(plan: Plan, module: nn.Module, examples: Examples) -> Tensor:
 
 def _outputs(plan: Plan, module: nn.Module, examples: Examples, batches: Sequence[Tensor]) -> Tensor:
     """What a module says to all examples, batch by batch, in the order of the examples."""
-    said = torch.cat([plan.task.forward(module, plan.task.batch(examples, picks)).float().cpu() for picks in batches])
+    said = torch.cat([plan.task.forward(module, plan.task.batch(examples, picks)).float() for picks in batches]).cpu()
     return said[torch.cat(list(batches)).argsort()]
 
 

@@ -11,10 +11,11 @@ import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +30,8 @@ from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop, merged, seeded, shape_of
 from raffm.simulate.lane import Lane, Passes, Style, limits_are_usable
+
+T = TypeVar("T")
 
 REPAY = 40
 """Steps after which a capture has paid for itself."""
@@ -55,7 +58,7 @@ TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 """How far the two may be apart after a step, relative to how far the weights moved."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Track:
     """A lane, and the graph of its step for inputs that lie in a certain place."""
 
@@ -136,13 +139,15 @@ class Captured:
                 outcomes.append(self._merged(each, tally))
                 done(outcomes[-1])
         for order in alone:
-            outcomes.append(self._workshop.train(order, tally, tick))
+            train = partial(self._workshop.train, order, tally, tick)
+            outcomes.append(self._with_room("a single client", "Use a smaller batch or model", train))
             done(outcomes[-1])
         return outcomes
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
         """One submodel after another, on the device, computed as the lanes do."""
-        return [self._predicted(job) for job in jobs]
+        remedy = "Use a smaller one (evaluate.batch)"
+        return [self._with_room("a batch of the evaluation", remedy, partial(self._predicted, job)) for job in jobs]
 
     def _predicted(self, job: Job) -> list[Tensor]:
         is_rounded = self._style.dtype == torch.bfloat16
@@ -199,10 +204,16 @@ class Captured:
             stream = self._streams[len(running) % len(self._streams)]
             begun = Running(task, track, stream, self._steps(task, kind, track, stream))
             next(begun.steps, None)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not _is_full(error):
+                raise
             self._without_room(running, error)
+            return None if running else self._begun(task, running)
+        if kind.refused:
             return None
-        return None if kind.refused else begun
+        if track not in kind.tracks:
+            kind.tracks.append(track)
+        return begun
 
     def _finish(self, running: Sequence[Running], tick: Tick) -> None:
         """Queue the other steps of all clients, a few of each in turn, so that none waits for another."""
@@ -218,9 +229,7 @@ class Captured:
             if id(track) not in busy:
                 return track
         self._make_room(busy)
-        track = Track(Lane(self._plan, task.order, task.learn, self._style))
-        kind.tracks.append(track)
-        return track
+        return Track(Lane(self._plan, task.order, task.learn, self._style))
 
     def _make_room(self, busy: set[int]) -> None:
         """Give up tracks that nobody runs on, the kinds used longest ago first, where there are too many."""
@@ -229,17 +238,33 @@ class Captured:
                 return
             kind.tracks = [track for track in kind.tracks if id(track) in busy]
 
-    def _without_room(self, running: Sequence[Running], error: Exception) -> None:
+    def _without_room(self, running: Sequence[Running], error: RuntimeError) -> None:
         """Go on with fewer lanes; where not even one fits, say what was asked for."""
-        busy = {id(each.track) for each in running}
-        for each in self._kinds.values():
-            each.tracks = [track for track in each.tracks if id(track) in busy]
-        torch.cuda.empty_cache()
-        if not running:
-            asked = str(error).partition(". GPU")[0]
-            raise RunError(f"the GPU's memory does not hold a single client: {asked}. Use a smaller batch or model.") from None
-        self._width = len(running)
+        given_up = self._give_up({id(each.track) for each in running})
+        if not running and not given_up:
+            raise _full("a single client", error, "Use a smaller batch or model") from None
+        self._width = len(running) or max(1, given_up - 1)
         _notice(f"the GPU has room for {self._width} clients at a time.")
+
+    def _give_up(self, busy: set[int]) -> int:
+        """Free all tracks that nobody runs on; give how many there were."""
+        before = sum(len(kind.tracks) for kind in self._kinds.values())
+        for kind in self._kinds.values():
+            kind.tracks = [track for track in kind.tracks if id(track) in busy]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return before - sum(len(kind.tracks) for kind in self._kinds.values())
+
+    def _with_room(self, what: str, remedy: str, run: Callable[[], T]) -> T:
+        """Do what needs memory, without lanes if there is not enough; say in one line where that does not help."""
+        try:
+            return run()
+        except RuntimeError as error:
+            if not _is_full(error):
+                raise
+            if not self._give_up(set()):
+                raise _full(what, error, remedy) from None
+        return self._with_room(what, remedy, run)
 
     # -- one client ----------------------------------------------------------------------------------------------
 
@@ -292,7 +317,7 @@ class Captured:
         try:
             track.graph = self._recorded(track)
         except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
+            if _is_full(error):
                 raise
             self._refuse(kind, f"it cannot be captured: {str(error).splitlines()[0]}")
             return
@@ -321,14 +346,15 @@ class Captured:
         lane = track.lane
         collector = _kernels(lane)
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        try:
-            lane.step()
-        except BaseException:
-            with suppress(RuntimeError):  # says that the capture is broken
-                graph.capture_end()
-            raise
-        graph.capture_end()
+        with _own_workspace():
+            graph.capture_begin()
+            try:
+                lane.step()
+            except BaseException:
+                with suppress(RuntimeError):  # says that the capture is broken
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         if collector is not None:
             collector.write_table()
         return graph
@@ -349,6 +375,35 @@ def _kernels(lane: Lane) -> Any:
     collector.warm_up(lane.values, lane.limits, lane.fading, lane.gradients)
     lane.show()
     return collector
+
+
+FULL = ("out of memory", "unable to find an engine", "ALLOC_FAILED")
+"""How the libraries on a GPU say that its memory is full; cuDNN finds no algorithm whose buffers fit."""
+
+
+def _is_full(error: RuntimeError) -> bool:
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in FULL)
+
+
+def _full(what: str, error: RuntimeError, remedy: str) -> RunError:
+    asked = str(error).partition(". GPU")[0].splitlines()[0]
+    used, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
+    held = f"{used / 2**30:.2f} of its {total / 2**30:.2f} GiB are in use"
+    return RunError(f"the GPU's memory does not hold {what}: {asked} ({held}). {remedy}.")
+
+
+@contextmanager
+def _own_workspace() -> Iterator[None]:
+    """Have cuBLAS take new memory to work in, and forget it afterwards.
+
+    It keeps one piece a stream. Graphs captured on the same stream would share it, and be replayed beside each other: products
+    that count their parts in there come out wrong, or wait for good.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _make_sure_of(room: int) -> None:

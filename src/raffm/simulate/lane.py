@@ -69,6 +69,7 @@ class Lane:
         self._make_tables()
         if self.fading is None:
             self.learn.prepare(self.module)
+        self._make_norms()
         if style.dtype == torch.bfloat16:
             self.module.register_forward_hook(_widened)
         self.passes = Passes()
@@ -131,6 +132,15 @@ class Lane:
         """Whether the optimizer moves a number that has no gradient."""
         local = self.plan.local
         return local.optimizer == "adamw" or bool(local.momentum) or bool(local.weight_decay)
+
+    def _make_norms(self) -> None:
+        """Batch norms by torch's own kernels.
+
+        The blocks of cuDNN's wait for each other: on a chip that several clients share, for good.
+        """
+        for child in self.module.modules():
+            if isinstance(child, _BatchNorm):
+                child.forward = _without_cudnn(child)  # type: ignore[method-assign,assignment]
 
     def _make_tables(self) -> None:
         """Inputs of several steps, labels, rates and the number of the step."""
@@ -291,6 +301,17 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
 
 def _laid_like(gradient: Tensor, slot: flat.Slot) -> Tensor:
     return gradient.contiguous(memory_format=torch.channels_last if slot.channels_last else torch.contiguous_format)
+
+
+def _without_cudnn(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
+    def forward(values: Tensor) -> Tensor:
+        was, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+        try:
+            return type(norm).forward(norm, values)
+        finally:
+            torch.backends.cudnn.enabled = was
+
+    return forward
 
 
 def _widened(module: nn.Module, _: Any, output: Any) -> Any:

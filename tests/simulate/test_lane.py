@@ -84,6 +84,20 @@ def test_a_lane_trains_every_client_as_the_serial_backend_does(family: str, name
     assert len(lanes) < 4
 
 
+@pytest.mark.parametrize(("size", "is_folded"), [("1/4", True), ("1/16", True), ("1/9", False), ("1", False)])
+def test_a_scaler_is_folded_into_weights_where_that_rounds_nothing(size: str, is_folded: bool) -> None:
+    plan = plan_of("raffm_resnet", "heterofl", size, labels=LABELS)
+    order = plan.orders(0, [0])[0]
+    held, learn = learn_of(plan, order)
+    lane = Lane(plan, order, learn, Style())
+    assert (lane.factors is not None) == is_folded
+    assert (learn.scaling is not None) == (size != "1")
+    expected = Caught()
+    Workshop(plan).train(order, expected)  # type: ignore[arg-type]
+    for tensor, value in run(lane, order, held, learn_of(plan, order)[1]).items():
+        assert torch.allclose(value, expected.update[tensor], atol=2e-5, rtol=1e-4), tensor
+
+
 def test_inputs_are_made_a_few_steps_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of("vit", "heterofl", "1, 1/4", local=Local("sgd", lr=0.1, batch=5, steps=7, schedule="linear"))
     order = plan.orders(0, [0])[0]
@@ -170,7 +184,7 @@ def test_fading_is_the_rule_of_fiarse(seed: int, limit: float, aware: bool) -> N
     assert torch.allclose(found[: flat.BLOCK], before[: flat.BLOCK] * kept * factor, atol=1e-6)
     assert torch.equal(found[flat.BLOCK :], before[flat.BLOCK :])  # without a limit everything moves
     seen = torch.full((2 * flat.BLOCK,), 7.0)
-    flat.publish(values, seen, limits)
+    flat.publish(values, seen, limits, None)
     assert torch.equal(seen, torch.cat([first * kept, second]))
     moved = values + 1
     flat.keep_faded(moved, values, limits)

@@ -107,13 +107,21 @@ class Fading:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """What these modules give, biases included, is multiplied by a factor."""
+
+    modules: tuple[str, ...]
+    factor: float
+
+
+@dataclass(frozen=True)
 class Learn:
     """What a method does in a client's training. None of these may wait for the device.
 
     `prepare` runs once before the steps, `finish` once after them; the module belongs to the backend and is used again.
     `constants` are the tensors that belong to this client and that the functions read, `key` whatever else differs between
     clients: a backend that keeps a step for the next client of the same shape and key writes its constants into these.
-    `fading` says what the hooks do, where they do just that, so that a backend may do it in one pass.
+    `fading` and `scaling` say what the hooks do, where they do just that, so that a backend may do it in one pass.
     """
 
     loss: Callable[[nn.Module, Batch], Tensor]
@@ -124,6 +132,7 @@ class Learn:
     constants: tuple[Tensor, ...] = ()
     key: tuple[float, ...] = ()
     fading: Fading | None = None
+    scaling: Scaling | None = None
 
 
 class Method(Protocol):

@@ -17,7 +17,7 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.data.task import Batch, Task
 from raffm.errors import RunError
-from raffm.methods.method import Client, Device, Held, Learn, Share, Update, Usual, plain_loss
+from raffm.methods.method import Client, Device, Held, Learn, Scaling, Share, Update, Usual, plain_loss
 from raffm.models.labelled import Labelled
 
 CLASSES = "classes"
@@ -115,7 +115,7 @@ def scaled(learn: Learn, server: Labelled, share: Share) -> Learn:
         for hook in hooks:
             hook.remove()
 
-    return replace(learn, prepare=prepare, finish=finish, key=(*learn.key, ratio))
+    return replace(learn, prepare=prepare, finish=finish, key=(*learn.key, ratio), scaling=Scaling(tuple(modules), 1 / ratio))
 
 
 def scaled_modules(layout: Layout, selection: Selection) -> list[str]:

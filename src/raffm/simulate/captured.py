@@ -312,10 +312,13 @@ class Captured:
         torch.cuda.synchronize()  # cuDNN chooses its algorithms by the clock: nobody may run beside
         torch.cuda.reset_peak_memory_stats()
         plain = self._states(task, lane, steps)
+        collector = _kernels(lane)
+        self._again(task, lane)
+        lane.step()  # has the kernels compiled
         _make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
         kind.draws = source.get_offset() != drawn
         try:
-            track.graph = self._recorded(track)
+            track.graph = _recorded(lane, collector)
         except RuntimeError as error:
             if _is_full(error):
                 raise
@@ -342,23 +345,6 @@ class Captured:
         lane.load(task.order, task.held, task.learn)
         lane.fill(0)
 
-    def _recorded(self, track: Track) -> torch.cuda.CUDAGraph:
-        lane = track.lane
-        collector = _kernels(lane)
-        graph = torch.cuda.CUDAGraph()
-        with _own_workspace():
-            graph.capture_begin()
-            try:
-                lane.step()
-            except BaseException:
-                with suppress(RuntimeError):  # says that the capture is broken
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        if collector is not None:
-            collector.write_table()
-        return graph
-
     def _refuse(self, kind: Kind, reason: str) -> None:
         kind.refused, kind.tracks = reason, []
         _notice(f"a step of {self._plan.method.name} runs plainly: {reason}.")
@@ -372,8 +358,6 @@ def _kernels(lane: Lane) -> Any:
         return None
     collector = kernels.Collector(lane.slots, len(lane.values), lane.device)
     lane.passes = Passes(collector, kernels.publish)
-    collector.warm_up(lane.values, lane.limits, lane.fading, lane.gradients)
-    lane.show()
     return collector
 
 
@@ -390,6 +374,23 @@ def _full(what: str, error: RuntimeError, remedy: str) -> RunError:
     used, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
     held = f"{used / 2**30:.2f} of its {total / 2**30:.2f} GiB are in use"
     return RunError(f"the GPU's memory does not hold {what}: {asked} ({held}). {remedy}.")
+
+
+def _recorded(lane: Lane, collector: Any) -> torch.cuda.CUDAGraph:
+    """The graph of a lane's step."""
+    graph = torch.cuda.CUDAGraph()
+    with _own_workspace():
+        graph.capture_begin()
+        try:
+            lane.step()
+        except BaseException:
+            with suppress(RuntimeError):  # says that the capture is broken
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    if collector is not None:
+        collector.write_table()
+    return graph
 
 
 @contextmanager

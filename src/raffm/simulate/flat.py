@@ -2,9 +2,9 @@
 
     values      float32, what the optimizer moves
     gradients   float32, as they lie
-    seen        what the module computes with, where that is something else: rounded to bfloat16, or faded
+    seen        what the module computes with, where that is something else: rounded to bfloat16, faded or multiplied
 
-Every tensor begins at a multiple of `BLOCK`, so that a block belongs to one tensor and has one limit.
+Every tensor begins at a multiple of `BLOCK`, so that a block belongs to one tensor and has one limit and one factor.
 """
 
 from __future__ import annotations
@@ -77,13 +77,20 @@ def fade_gradients(gradients: Tensor, values: Tensor, limits: Tensor, aware: boo
 
 
 @torch.no_grad()
-def publish(values: Tensor, seen: Tensor, limits: Tensor | None) -> None:
-    """What the module sees of its values: rounded, and 0 below their limits."""
-    if limits is None:
-        seen.copy_(values[: len(seen)])
-        return
+def scale_gradients(gradients: Tensor, factors: Tensor) -> None:
+    """Gradients of what is seen become those of the values behind it."""
+    gradients.view(-1, BLOCK).mul_(factors[:, None])
+
+
+@torch.no_grad()
+def publish(values: Tensor, seen: Tensor, limits: Tensor | None, factors: Tensor | None) -> None:
+    """What the module sees of its values: rounded, 0 below their limits, times their factors."""
     blocks = values[: len(seen)].view(-1, BLOCK)
-    seen.view(-1, BLOCK).copy_(torch.where(blocks.abs() >= limits[: len(blocks), None], blocks, 0.0))
+    if limits is not None:
+        blocks = torch.where(blocks.abs() >= limits[: len(blocks), None], blocks, 0.0)
+    if factors is not None:
+        blocks = blocks * factors[: len(blocks), None]
+    seen.view(-1, BLOCK).copy_(blocks)
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raffm.methods.method import Fading
 from raffm.simulate.flat import BLOCK, SMALL, Slot
 
 
@@ -25,9 +24,11 @@ def _collect_kernel(
     halves,
     values,
     limits,
+    factors,
     out,
     has_limits: tl.constexpr,
     aware: tl.constexpr,
+    has_factors: tl.constexpr,
     small: tl.constexpr,
     size: tl.constexpr,
 ):
@@ -48,16 +49,20 @@ def _collect_kernel(
             total = magnitude + limit
             factor *= 1.0 + 2.0 * magnitude * limit / tl.maximum(total * total, small)
         gradient *= factor
+    if has_factors:
+        gradient *= tl.load(factors + block)
     tl.store(out + block * size + lane, gradient)
 
 
 @triton.jit
-def _publish_kernel(values, seen, limits, has_limits: tl.constexpr, size: tl.constexpr):
+def _publish_kernel(values, seen, limits, factors, has_limits: tl.constexpr, has_factors: tl.constexpr, size: tl.constexpr):
     block = tl.program_id(0)
     places = block * size + tl.arange(0, size)
     value = tl.load(values + places)
     if has_limits:
         value = tl.where(tl.abs(value) >= tl.load(limits + block), value, 0.0)
+    if has_factors:
+        value *= tl.load(factors + block)
     tl.store(seen + places, value.to(seen.dtype.element_ty))
 
 
@@ -73,7 +78,15 @@ class Collector:
         self._halves = torch.zeros(blocks, dtype=torch.int32, device=device)
         self._found: list[tuple[int, bool]] = []
 
-    def __call__(self, gradients: Sequence[Tensor], values: Tensor, limits: Tensor | None, aware: bool, out: Tensor) -> None:
+    def __call__(
+        self,
+        gradients: Sequence[Tensor],
+        values: Tensor,
+        limits: Tensor | None,
+        aware: bool,
+        factors: Tensor | None,
+        out: Tensor,
+    ) -> None:
         """Queue the pass; the table of addresses must be written before it runs."""
         self._found = [(gradient.data_ptr(), gradient.dtype == torch.bfloat16) for gradient in gradients]
         _collect_kernel[(len(out) // BLOCK,)](
@@ -82,16 +95,14 @@ class Collector:
             self._halves,
             values,
             values if limits is None else limits,
+            values if factors is None else factors,
             out,
             has_limits=limits is not None,
             aware=aware,
+            has_factors=factors is not None,
             small=SMALL,
             size=BLOCK,
         )
-
-    def warm_up(self, values: Tensor, limits: Tensor | None, fading: Fading | None, out: Tensor) -> None:
-        """Have the kernel compiled; with an empty table it writes zeros."""
-        self([], values, limits, fading is not None and fading.aware, out)
 
     def write_table(self) -> None:
         """Write down the addresses that the last call saw."""
@@ -110,8 +121,14 @@ class Collector:
         self._halves.copy_(halves)
 
 
-def publish(values: Tensor, seen: Tensor, limits: Tensor | None) -> None:
+def publish(values: Tensor, seen: Tensor, limits: Tensor | None, factors: Tensor | None) -> None:
     """As `flat.publish`."""
     _publish_kernel[(len(seen) // BLOCK,)](
-        values, seen, values if limits is None else limits, has_limits=limits is not None, size=BLOCK
+        values,
+        seen,
+        values if limits is None else limits,
+        values if factors is None else factors,
+        has_limits=limits is not None,
+        has_factors=factors is not None,
+        size=BLOCK,
     )

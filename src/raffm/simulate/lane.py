@@ -6,7 +6,8 @@ to client (weights, batches, rates, limits, the method's constants) is copied in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from raffm.algebra.axis import Where
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import extract, gather, moves, narrowed, travelling
 from raffm.data.task import Batch
-from raffm.methods.method import Fading, Held, Learn, nothing
+from raffm.methods.method import Fading, Held, Learn, Scaling, nothing
 from raffm.models.label import named_tensors
 from raffm.models.surgery import assembled
 from raffm.rounds.local import order_of
@@ -49,8 +50,8 @@ class Style:
 class Passes:
     """The passes over all numbers of a step: plain ones, or kernels."""
 
-    collect: Callable[[Sequence[Tensor], Tensor, Tensor | None, bool, Tensor], None] | None = None
-    publish: Callable[[Tensor, Tensor, Tensor | None], None] = flat.publish
+    collect: Callable[[Sequence[Tensor], Tensor, Tensor | None, bool, Tensor | None, Tensor], None] | None = None
+    publish: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], None] = flat.publish
 
 
 class Lane:
@@ -63,11 +64,11 @@ class Lane:
         parts = extract(server.tensors, server.layout, selection)
         self.module = assembled(server.model, server.layout, selection, parts).train()
         self.device = next(iter(parts.values())).device
-        self.fading = learn.fading
+        self.fading, self.scaling = learn.fading, _exact(learn.scaling)
         self._lay_out()
         self._make_optimizer()
         self._make_tables()
-        if self.fading is None:
+        if self.fading is None and self.scaling is None:
             self.learn.prepare(self.module)
         self._make_norms()
         if style.dtype == torch.bfloat16:
@@ -81,8 +82,9 @@ class Lane:
         named = dict(self.module.named_parameters())
         rounded = self._rounded() if self.style.dtype != torch.float32 else set()
         faded = set(self.fading.limits) if self.fading is not None else set()
+        scaled = self._scaled(named)
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        shadowed = [name for name in trained if name in rounded or name in faded]
+        shadowed = [name for name in trained if name in rounded or name in faded or name in scaled]
         names = [*shadowed, *(name for name in trained if name not in set(shadowed))]
         slots, length = flat.arranged({name: named[name].shape for name in names}, self.style.channels_last)
         _, seen = flat.arranged({name: named[name].shape for name in shadowed}, self.style.channels_last)
@@ -91,6 +93,8 @@ class Lane:
         self.gradients = torch.zeros(length, device=self.device)
         self.seen = torch.zeros(seen, device=self.device, dtype=self.style.dtype)
         self.limits = torch.zeros(length // flat.BLOCK, device=self.device) if self.fading is not None else None
+        factors = flat.by_block(slots, length, scaled, other=1.0) if scaled else None
+        self.factors = None if factors is None else factors.to(self.device)
         self._targets = named_tensors(self.module)[0]
         for name, slot in slots.items():
             named[name].data = slot.view(self.seen if name in set(shadowed) else self.values)
@@ -100,6 +104,13 @@ class Lane:
                 parameter.data = parameter.data.to(self.style.dtype)
         self.parameters = [named[name] for name in names]
         self._places = [slot.view(self.gradients) for slot in slots.values()]
+
+    def _scaled(self, names: Iterable[str]) -> dict[str, float]:
+        """The factors of parameters whose modules' outputs are multiplied."""
+        if self.scaling is None:
+            return {}
+        modules = set(self.scaling.modules)
+        return {name: self.scaling.factor for name in names if name.rpartition(".")[0] in modules}
 
     def _rounded(self) -> set[str]:
         """All parameters but those of batch norms, which need their range."""
@@ -223,7 +234,7 @@ class Lane:
     def show(self) -> None:
         """Bring what the module sees in line with the values."""
         if len(self.seen):
-            self.passes.publish(self.values, self.seen, self.limits)
+            self.passes.publish(self.values, self.seen, self.limits, self.factors)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -254,11 +265,13 @@ class Lane:
     def _move(self, gradients: Sequence[Tensor], loss: Tensor) -> None:
         aware = self.fading is not None and self.fading.aware
         if self.passes.collect is not None:
-            self.passes.collect(gradients, self.values, self.limits, aware, self.gradients)
+            self.passes.collect(gradients, self.values, self.limits, aware, self.factors, self.gradients)
         else:
             flat.collect(gradients, self._places)
             if self.limits is not None:
                 flat.fade_gradients(self.gradients, self.values, self.limits, aware)
+            if self.factors is not None:
+                flat.scale_gradients(self.gradients, self.factors)
         if self.plan.local.clip:
             nn.utils.clip_grad_norm_([self._whole], self.plan.local.clip)
         if self._before is not None:
@@ -312,6 +325,11 @@ def _without_cudnn(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
             torch.backends.cudnn.enabled = was
 
     return forward
+
+
+def _exact(scaling: Scaling | None) -> Scaling | None:
+    """A scaling by a power of two, which weights take on without rounding; others are left to the hooks."""
+    return scaling if scaling is not None and math.frexp(scaling.factor)[0] == 0.5 else None
 
 
 def _widened(module: nn.Module, _: Any, output: Any) -> Any:

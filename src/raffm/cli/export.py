@@ -25,11 +25,12 @@ def export(
 
     from raffm.cli.show import quiet, rows
     from raffm.devices.fleet import fleet_of
-    from raffm.elastic import RaFFM
     from raffm.errors import ExportError
     from raffm.export.bundle import write_bundle
     from raffm.federate import Trained
+    from raffm.pick import space_of
     from raffm.prepare import reopened
+    from raffm.search.judge import judge_of
 
     quiet()
     plan, saved = reopened(run)
@@ -39,7 +40,7 @@ def export(
             config = json.loads(submodel.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ExportError(f"{str(submodel)!r} is no JSON file of sizes: {error}.") from None
-        module = RaFFM(plan.server.model, table=plan.server.table).resource_aware_model(config.get("config", config))[0]
+        module = judge_of(plan, config.get("ranking")).module(space_of(plan, None).to_sizes(config.get("config", config)))
         name = submodel.stem
     else:
         (tier,) = fleet_of(size).tiers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from raffm.cli import compare, edge, evaluate, export, inspect, label, train, verify
+from raffm.cli import compare, edge, evaluate, export, inspect, label, search, train, verify
 from raffm.cli.show import errors_in_one_line
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("label")(label.label)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
+app.command("search")(search.search)
 app.command("export")(export.export)
 app.command("probe")(edge.probe)
 app.add_typer(edge.app, name="edge")

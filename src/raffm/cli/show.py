@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
 
-from raffm.errors import RaffmError
+from raffm.errors import RaffmError, RunError
 
 
 def rows(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -30,6 +30,36 @@ def errors_in_one_line() -> Iterator[None]:
     except RaffmError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise SystemExit(2) from None
+
+
+UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+
+
+def counted(text: str | None, option: str) -> float | None:
+    """A number as people write it: 45M, 2.5G, 300k, 1200."""
+    if text is None:
+        return None
+    digits, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1.0)
+    try:
+        found = float(digits) * unit
+    except ValueError:
+        raise RunError(f"{option} is {text!r}; give a number, as in 1200, 300k, 45M or 2.5G.") from None
+    if not 0 < found < float("inf"):
+        raise RunError(f"{option} is {text!r}; give a number above 0.")
+    return found
+
+
+@contextmanager
+def ticking(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of progress on the error stream, where someone watches; told how many are done, and of how many."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
 def quiet() -> None:

@@ -158,6 +158,26 @@ def _metered(
     return [Reading(stretch.guard, (stretch.held, stretch.left, stretch.rise)) for stretch in meter.stretches]
 
 
+def read_inference(model: nn.Module, layout: Layout, table: Table, selection: Selection, batch: int = 1) -> int:
+    """The peak bytes of the forward pass of a batch, weights included."""
+    try:
+        return _inferred(model, layout, table, selection, batch, FakeTensorMode())
+    except LOOKED:
+        return _inferred(model, layout, table, selection, batch, nullcontext())
+
+
+def _inferred(
+    model: nn.Module, layout: Layout, table: Table, selection: Selection, batch: int, mode: AbstractContextManager[Any]
+) -> int:
+    module = with_padding(_hollow(model, layout, selection, "cpu", mode).eval())
+    meter, held = _Meter(), named_tensors(module)[0].values()
+    for tensor in held:
+        meter.ignore(tensor)
+    with mode, torch.no_grad(), meter:
+        module(**sample_inputs(model, table, batch=batch, tokens=TOKENS))
+    return meter.peak + sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
 def _main_output(output: Any, table: Table) -> Tensor:
     named = [getattr(output, name, None) for name in table.outputs]
     found: Tensor = next(tensor for tensor in [*named, *tree_iter(output)] if isinstance(tensor, Tensor))

@@ -67,6 +67,10 @@ class RaFFM(Usual):
             shapes = [self._layer_of_sandwich(server, round, device, seed) for device in devices]
         return _cut(server, self._ranking(server), shapes)
 
+    def trained_space(self, server: Labelled) -> Space:
+        """The sizes that submodels are chosen from."""
+        return self._shapes.space(server)
+
     def _ranking(self, server: Labelled) -> Ranking:
         return Ranking() if self.metric == "none" else rank(server.model, server.layout, self.metric)
 

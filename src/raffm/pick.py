@@ -1,0 +1,174 @@
+"""After training, in a few lines: the best submodel of a run for a device.
+
+picked = best_submodel("runs/vit", max_params=45_000_000)
+print(picked.found.best.score, picked.found.best.sizes)
+module = picked.module()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from raffm.algebra.selection import Selection
+from raffm.devices.profiles import PROFILES
+from raffm.errors import RunError
+from raffm.methods.raffm import RaFFM
+from raffm.models.files import read_json, write_json
+from raffm.models.space import Space, read_space
+from raffm.prepare import reopened
+from raffm.rounds.plan import Plan
+from raffm.search.find import Effort, Found, Tick, find
+from raffm.search.front import Candidate
+from raffm.search.judge import Judge, judge_of, own_metric
+from raffm.search.log import Log
+from raffm.search.price import Prices
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A device that is not here: what it holds and computes, and where that was read."""
+
+    name: str
+    memory: float
+    speed: float
+    size: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """What a search found, and the judge that makes its submodels."""
+
+    found: Found
+    judge: Judge
+    metric: str
+
+    def module(self, candidate: Candidate | None = None) -> nn.Module:
+        """The submodel of a candidate, ready to run; by default the best."""
+        return self.judge.module((candidate or self.found.best).sizes)
+
+    def scores(self, candidate: Candidate | None = None) -> dict[str, float]:
+        """Its metrics on the test set, which the search has not seen."""
+        return self.judge.scores(self.module(candidate), self.judge.plan.data.dataset.test)
+
+    def save(self, folder: Path) -> None:
+        """Write `search.json` (everything) and `best.json` (for `raffm export --submodel`)."""
+        found = self.found
+        content = {
+            "format": FORMAT,
+            "ranking": self.metric,
+            "cost": found.cost,
+            "limits": dict(found.limits),
+            "submodels": found.submodels,
+            "judged": [each.to_json() for each in found.judged],
+            "finalists": [each.to_json() for each in found.finalists],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, entry in (("search.json", content), ("best.json", recipe(found.best, self.metric))):
+            write_json(folder / f".{name}", entry)
+            (folder / f".{name}").replace(folder / name)
+
+
+def recipe(candidate: Candidate, metric: str) -> dict[str, Any]:
+    """What makes a submodel again: sizes, and the ranking that they cut."""
+    return {"config": dict(candidate.sizes), "ranking": metric, "score": candidate.score, "costs": dict(candidate.costs)}
+
+
+def best_submodel(
+    run: str | Path,
+    *,
+    max_params: float | None = None,
+    max_bytes: float | None = None,
+    max_flops: float | None = None,
+    max_memory: float | None = None,
+    max_latency: float | None = None,
+    device: str | None = None,
+    metric: str | None = None,
+    space: Mapping[str, Any] | str | Path | None = None,
+    effort: Effort | None = None,
+    examples: int = 512,
+    seed: int = 0,
+    folder: Path | None = None,
+    tick: Tick = lambda done, total: None,
+) -> Picked:
+    """Search a trained run for the best submodel within limits, on its validation examples.
+
+    `max_latency` is in seconds, for one example. `device` is a known device, or a file that `raffm probe` wrote there: its
+    latency is estimated, not measured. `folder` keeps the search, so that one that was stopped goes on.
+    """
+    plan, _ = reopened(Path(run))
+    given = {"params": max_params, "bytes": max_bytes, "flops": max_flops, "memory": max_memory, "latency": max_latency}
+    limits = {kind: float(limit) for kind, limit in given.items() if limit is not None}
+    target = None if device is None else target_of(device)
+    if target is not None:
+        limits = _for_device(plan, limits, target)
+    metric = metric or own_metric(plan)
+    judge = judge_of(plan, metric, examples, seed)
+    if plan.data.dataset.validation is None:
+        words = "the run held out no validation examples, so training examples judge; scores will be too good."
+        logging.getLogger("raffm").warning("raffm: %s", words)
+    chosen = space_of(plan, space)
+    effort = effort or Effort(workers=torch.get_num_threads())
+    asked = {*limits, "flops"} | ({"latency"} if target is not None else set())
+    prices = Prices(judge, chosen, tuple(asked), None if target is None else target.speed)
+    about = {
+        "layout": plan.server.layout.fingerprint,
+        "weights": _fingerprint(plan),
+        "space": chosen.to_json(),
+        "ranking": metric,
+        "examples": judge.few,
+        "validation": len(judge.validation),
+        "seed": seed,
+    }
+    log = Log(None if folder is None else folder / "log.jsonl", about)
+    found = find(judge, chosen, prices, limits, effort, log, tick)
+    picked = Picked(found, judge, metric)
+    if folder is not None:
+        picked.save(folder)
+    return picked
+
+
+def space_of(plan: Plan, given: Mapping[str, Any] | str | Path | None) -> Space:
+    """The sizes to choose from: those given, those that RaFFM trained, or quarters."""
+    if given is None and isinstance(plan.method, RaFFM):
+        return plan.method.trained_space(plan.server)
+    return read_space(plan.server.layout, plan.server.table, given)
+
+
+def target_of(device: str) -> Target:
+    """A device by name, or from a file of `raffm probe`."""
+    if device in PROFILES:
+        profile = PROFILES[device]
+        return Target(profile.title, profile.memory.value, profile.speed, profile.size.value)
+    path = Path(device)
+    if not path.is_file():
+        raise RunError(
+            f"there is no device {device!r}. Known are {', '.join(PROFILES)}; for another, run `raffm probe --out device.json` "
+            "on it and give that file."
+        )
+    content = read_json(path)
+    try:
+        return Target(str(content["name"]), float(content["memory"]), float(content["speed"]))
+    except (KeyError, TypeError, ValueError):
+        raise RunError(f"{device!r} was not written by `raffm probe`: it lacks name, memory or speed.") from None
+
+
+def _for_device(plan: Plan, limits: Mapping[str, float], target: Target) -> dict[str, float]:
+    """The limits with the device's memory, and its part of the model where nothing else is asked for."""
+    whole = plan.server.layout.count(Selection())
+    usual = {"params": target.size * whole} if target.size is not None and not limits else {}
+    return {**usual, **limits, "memory": min(limits.get("memory", target.memory), target.memory)}
+
+
+def _fingerprint(plan: Plan) -> list[float]:
+    """Numbers that other weights would not give."""
+    floats = [tensor.detach() for tensor in plan.server.tensors.values() if tensor.is_floating_point()]
+    return [float(torch.stack([tensor.double().sum().cpu() for tensor in floats]).sum()), float(sum(map(torch.numel, floats)))]

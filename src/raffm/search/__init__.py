@@ -1,0 +1,1 @@
+"""After training: the best submodel under a limit, found without further training."""

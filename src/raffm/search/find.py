@@ -1,0 +1,218 @@
+"""The search: from submodels that a ranking promises, generation after generation, to the front of those that are good.
+
+Optuna's NSGA-II breeds them: it handles two goals and limits, is asked for candidates and told their scores, so that we judge
+them as we like (many at a time, none twice), and it is the best kept of its kind. A search that is begun again judges nothing
+that its log knows: with the same seed it breeds the same candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from raffm.devices.budget import Budget
+from raffm.devices.cost import CostModel
+from raffm.devices.fit import fit, kept_shares
+from raffm.errors import BudgetError, RunError
+from raffm.libraries import library
+from raffm.models.salience import rank
+from raffm.models.space import Space
+from raffm.search.front import Candidate, Sizes, best, fits, front, promising
+from raffm.search.judge import Judge
+from raffm.search.log import Log
+from raffm.search.price import Prices, latency
+
+GENERATION = 24
+"""Candidates that are bred at a time."""
+
+IDLE = 30
+"""Generations without anything new after which the search ends."""
+
+PROMISED = 8
+"""Submodels that the ranking alone promises, of sizes evenly spread below the limit: the first generation."""
+
+Tick = Callable[[int, int], None]
+"""Told how many candidates are judged, and how many will be."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to search: candidates judged on a few examples, those of them judged on all, and how many at a time."""
+
+    evaluations: int = 200
+    finalists: int = 16
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("evaluations", "finalists", "workers"):
+            if getattr(self, name) < 1:
+                raise RunError(f"a search needs {name} of at least 1, but was given {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search gives: all that it judged, the finalists' front, and the best of them within the limits."""
+
+    judged: tuple[Candidate, ...]
+    finalists: tuple[Candidate, ...]
+    limits: Mapping[str, float]
+    cost: str
+    submodels: int
+    """How many the space holds."""
+
+    @property
+    def front(self) -> list[Candidate]:
+        """The finalists that no other beats at a lower cost."""
+        return front([each for each in self.finalists if fits(each.costs, self.limits)], self.cost)
+
+    @property
+    def best(self) -> Candidate:
+        """The best within the limits."""
+        found = best(self.finalists, self.limits, self.cost)
+        if found is None:
+            raise BudgetError(f"none of the {len(self.finalists)} finalists keeps {worded(self.limits)} when it is measured.")
+        return found
+
+
+def find(
+    judge: Judge,
+    space: Space,
+    prices: Prices,
+    limits: Mapping[str, float],
+    effort: Effort | None = None,
+    log: Log | None = None,
+    tick: Tick = lambda done, total: None,
+    is_timed: bool = True,
+) -> Found:
+    """Search a space for the best submodels within limits."""
+    effort = effort or Effort()
+    cost = next(iter(limits), "params")
+    _refuse_too_small(prices, space, limits)
+    panel = _Panel(judge, prices, Log() if log is None else log, effort)
+    judged = panel.bred(space, limits, cost, tick)
+    finalists = [panel.looked_at(each) for each in promising(judged, limits, cost, effort.finalists)]
+    if is_timed:
+        finalists = [_timed(judge, prices, each) for each in finalists]
+    return Found(tuple(judged), tuple(finalists), limits, cost, space.count())
+
+
+def _timed(judge: Judge, prices: Prices, candidate: Candidate) -> Candidate:
+    """With the latency that it has here; that of a device which is not here stays an estimate."""
+    taken = latency(judge.plan, judge.module(candidate.sizes))
+    costs = dict(candidate.costs)
+    if "latency" in costs and prices.speed is None:
+        costs["latency"] = taken.median
+    return replace(candidate, costs=costs, latency=(taken.median, taken.low, taken.high))
+
+
+def _refuse_too_small(prices: Prices, space: Space, limits: Mapping[str, float]) -> None:
+    least = prices.of(space.smallest())
+    for kind, limit in limits.items():
+        if least[kind] > limit:
+            raise BudgetError(
+                f"no submodel fits: the smallest of the space has {kind} {least[kind]:,.6g}, above the limit {limit:,.6g}. "
+                "Raise the limit, or give a space with smaller sizes (--space)."
+            )
+
+
+def worded(limits: Mapping[str, float]) -> str:
+    """Limits in words."""
+    return " and ".join(f"{kind} at most {limit:,.6g}" for kind, limit in limits.items()) or "no limit"
+
+
+# -- breeding and judging ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Panel:
+    """Judges candidates, several at a time, and none twice."""
+
+    judge: Judge
+    prices: Prices
+    log: Log
+    effort: Effort
+
+    def bred(self, space: Space, limits: Mapping[str, float], cost: str, tick: Tick) -> list[Candidate]:
+        """Candidates within the limits, until enough of them are judged."""
+        study, knobs = _study(self.judge.seed), list(space.sizes)
+        for sizes in _promised(self.judge, space, limits):
+            study.enqueue_trial({knob: space.sizes[knob].index(sizes[knob]) for knob in knobs})
+        judged: dict[tuple[int, ...], Candidate] = {}
+        idle = 0
+        while len(judged) < self.effort.evaluations and idle < IDLE:
+            trials = [study.ask(_distributions(space)) for _ in range(GENERATION)]
+            chosen = [{knob: space.sizes[knob][trial.params[knob]] for knob in knobs} for trial in trials]
+            costs = [self.prices.of(sizes) for sizes in chosen]
+            fresh = {
+                tuple(sizes.values()): Candidate(sizes, price)
+                for sizes, price in zip(chosen, costs, strict=True)
+                if fits(price, limits) and tuple(sizes.values()) not in judged
+            }
+            fresh = dict(list(fresh.items())[: self.effort.evaluations - len(judged)])
+            idle = 0 if fresh else idle + 1
+            for key, candidate in zip(fresh, self._scored(list(fresh.values()), self.judge.few), strict=True):
+                judged[key] = candidate
+                tick(len(judged), self.effort.evaluations)
+            for trial, sizes, price in zip(trials, chosen, costs, strict=True):
+                known = judged.get(tuple(sizes.values()))
+                for kind, limit in limits.items():
+                    trial.set_constraint(kind, price[kind] / limit - 1)
+                study.tell(trial, (0.0 if known is None else known.score, price[cost]))
+        return list(judged.values())
+
+    def looked_at(self, candidate: Candidate) -> Candidate:
+        """The same candidate, judged on all examples."""
+        (found,) = self._scored([candidate], len(self.judge.validation))
+        return found
+
+    def _scored(self, candidates: Sequence[Candidate], examples: int) -> Iterator[Candidate]:
+        """In their order, as soon as they are ready."""
+        known = [self.log.score(candidate.sizes, examples) for candidate in candidates]
+        new = [candidate.sizes for candidate, score in zip(candidates, known, strict=True) if score is None]
+        with _workers(self.effort.workers) as pool:
+            fresh = pool.map(lambda sizes: self.judge.score(sizes, examples), new)
+            for candidate, logged in zip(candidates, known, strict=True):
+                score = next(fresh) if logged is None else logged
+                if logged is None:
+                    self.log.add(candidate.sizes, examples, score)
+                yield replace(candidate, score=score, examples=examples)
+
+
+def _workers(count: int) -> ThreadPoolExecutor:
+    """Threads: torch lets others run while it computes. Each computes alone, so that results do not depend on how many."""
+    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+
+
+def _study(seed: int) -> Any:
+    optuna = library("optuna", RunError("a search needs optuna: pip install 'raffm[search]'."))
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.NSGAIISampler(population_size=GENERATION, seed=seed)
+    return optuna.create_study(directions=("maximize", "minimize"), sampler=sampler)
+
+
+def _distributions(space: Space) -> dict[str, Any]:
+    optuna = library("optuna", RunError("a search needs optuna: pip install 'raffm[search]'."))
+    return {knob: optuna.distributions.IntDistribution(0, len(sizes) - 1) for knob, sizes in space.sizes.items()}
+
+
+# -- what the ranking promises -------------------------------------------------------------------------------------
+
+
+def _promised(judge: Judge, space: Space, limits: Mapping[str, float]) -> list[Sizes]:
+    """The submodels that keep the most of the ranking's score, at evenly spread numbers of parameters that fit the limits."""
+    server = judge.plan.server
+    cost = CostModel(server.model, server.layout, server.table, free=tuple(space.sizes))
+    ranking = judge.ranking if judge.ranking.scores else rank(server.model, server.layout)
+    shares = kept_shares(server.layout, ranking, space.sizes)
+    least, most = (cost.params(server.layout.sizes_of(judge.selection(ends))) for ends in (space.smallest(), space.largest()))
+    most = min(most, int(limits.get("params", most)))
+    found: list[Sizes] = [space.smallest()]
+    for budget in np.linspace(least, most, PROMISED)[1:]:
+        sizes = fit(server.layout, cost, Budget(max_params=int(budget)), space.sizes, shares, judge.ranking)
+        found.append({**space.largest(), **sizes})
+    return found

@@ -1,0 +1,83 @@
+"""`raffm search` and `best_submodel`, as people use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from commands import QUICK, raffm
+from raffm.export.runtimes import gap, in_onnx_runtime
+from raffm.models.files import write_json
+from raffm.pick import best_submodel, target_of
+from raffm.search.find import Effort
+
+SHORT = ("--evaluations=12", "--finalists=3", "--examples=50", "--workers=1")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    words = (*QUICK[:1], "--method=raffm", *QUICK[2:], "--rounds=2", "--no-tensorboard", "--folder", folder)
+    assert raffm("train", *words).returncode == 0
+    return folder
+
+
+def test_from_a_run_to_a_file_for_a_device(run: Path, tmp_path: Path) -> None:
+    said = raffm("search", run, "--max-params", "4k", *SHORT, "--out", tmp_path / "found")
+    assert said.returncode == 0, said.stderr
+    assert "submodels. 12 were judged on 50 validation examples, the best 3 of them on" in said.stdout
+    assert "best  " in said.stdout
+    recipe = json.loads((tmp_path / "found" / "best.json").read_text())
+    assert recipe["costs"]["params"] <= 4000
+    exported = raffm("export", run, "--submodel", tmp_path / "found" / "best.json", "--out", tmp_path / "file")
+    assert exported.returncode == 0, exported.stderr
+    picked = best_submodel(
+        run, max_params=4000, effort=Effort(12, 3, 1), examples=50, folder=tmp_path / "found"
+    )  # goes on with the same search: nothing is judged again
+    assert dict(picked.found.best.sizes) == recipe["config"]
+    plan = picked.judge.plan
+    inputs = plan.task.batch(plan.data.dataset.test, torch.arange(5)).inputs
+    with torch.no_grad():
+        expected = picked.module()(**inputs).logits
+    assert gap(in_onnx_runtime(tmp_path / "file" / "model.onnx")(inputs), expected) < 1e-4
+    assert set(picked.scores()) == {"accuracy", "f1_macro", "f1_weighted"}
+
+
+def test_latency_is_measured_here_and_estimated_elsewhere(run: Path, tmp_path: Path) -> None:
+    here = best_submodel(run, max_latency=10.0, effort=Effort(6, 2, 1), examples=20)
+    assert all(each.latency is not None and each.costs["latency"] == each.latency[0] for each in here.found.finalists)
+    write_json(tmp_path / "device.json", {"name": "mine", "memory": 1e9, "speed": 1e6, "threads": 1})
+    there = best_submodel(run, device=str(tmp_path / "device.json"), effort=Effort(6, 2, 1), examples=20)
+    for each in there.found.finalists:
+        assert each.costs["latency"] == pytest.approx(each.costs["flops"] / 1e6)
+    assert there.found.limits == {"memory": 1e9}
+    said = raffm("search", run, "--device", "xps15", *SHORT, "--out", tmp_path / "pi")
+    assert "ms on xps15 (estimated)" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--max-params", "10"), "no submodel fits"),
+        (("--max-params", "many"), "--max-params is 'many'; give a number"),
+        (("--max-flops", "-1"), "give a number above 0"),
+        (("--device", "pi9"), "there is no device 'pi9'. Known are pi4"),
+        (("--metric", "loud"), "not by 'loud'"),
+        (("--space", "nowhere.json"), "'nowhere.json' cannot be read"),
+        (("--evaluations", "0"), "evaluations of at least 1"),
+        (("--max-latency-ms", "0.000001"), "no submodel fits"),
+    ],
+)
+def test_wrong_words_get_an_answer(run: Path, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
+    said = raffm("search", run, *SHORT, "--out", tmp_path / "out", *words)
+    assert said.returncode == 2
+    assert error in said.stderr
+
+
+def test_a_file_that_no_probe_wrote_is_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "odd.json", {"name": "mine"})
+    with pytest.raises(Exception, match="was not written by `raffm probe`"):
+        target_of(str(tmp_path / "odd.json"))

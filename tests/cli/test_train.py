@@ -115,6 +115,23 @@ def test_evaluate_gives_the_last_numbers_of_the_run(run: Path) -> None:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "nothing changes"
 
 
+def test_evaluate_compares_submodels_with_and_without_salient_parameters(run: Path, tmp_path: Path) -> None:
+    ran = raffm("evaluate", run, "--sizes", "1, 1/2", "--spp", "l2_norm", "--plot", tmp_path / "sizes.png", "--json")
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert list(found["sizes"]) == ["1", "1/2", "1/2 with SPP", "1/2 without SPP"]
+    assert found["costs"]["1/2 with SPP"] == found["costs"]["1/2 without SPP"]
+    assert found["costs"]["1/2 with SPP"]["params"] < found["costs"]["1"]["params"]
+    assert all(0 < timing["low"] <= timing["median"] <= timing["high"] for timing in found["latency"].values())
+    assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
+    table = raffm("evaluate", run, "--no-time").stdout
+    assert "f1_macro" in table
+    assert "ms here" not in table
+    refused = raffm("evaluate", run, "--spp", "loud", "--no-time")
+    assert refused.returncode == 2
+    assert "there is no metric 'loud'" in refused.stderr
+
+
 def test_evaluate_gives_sizes_that_the_run_never_saw(run: Path) -> None:
     ran = raffm("evaluate", run, "--sizes", "1/2, 1/16", "--json")
     assert ran.returncode == 0, ran.stderr

@@ -35,7 +35,7 @@ def search(
     out: Annotated[Path | None, typer.Option(help="Where the search goes. [default: RUN/search]")] = None,
 ) -> None:
     """Find the best submodels within limits, on validation data alone. Stopped, it goes on where it was."""
-    from raffm.cli.show import counted, quiet, rows, ticking
+    from raffm.cli.show import busy, counted, quiet, rows, ticking
     from raffm.pick import best_submodel
     from raffm.search.find import Effort
 
@@ -64,6 +64,7 @@ def search(
         f"examples, the best {len(found.finalists)} of them on {len(picked.judge.validation)}."
     )
     rows(*table(found, device))
+    busy()
     typer.echo(f"\nThe best: {folder / 'best.json'}. As a file for the device:")
     typer.echo(f"  raffm export {run} --submodel {folder / 'best.json'} --format onnx")
 

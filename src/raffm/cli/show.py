@@ -62,6 +62,15 @@ def ticking(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
+def busy() -> None:
+    """Say so where other programs kept the machine busy: times are too long then."""
+    import os
+
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores + 0.5:
+        typer.echo(f"This machine is busy (load {load:.1f} on {cores} cores): its times are too long.", err=True)
+
+
 def quiet() -> None:
     """Keep the notices of libraries out of the output."""
     import logging

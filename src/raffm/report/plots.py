@@ -169,3 +169,31 @@ def _log_ticks(axes: Axes, params: Sequence[int]) -> None:
         axes.set_xlim(chosen[0] / 2, chosen[0] * 2)
     axes.set_xticks(chosen, [count(place) for place in chosen])
     axes.minorticks_off()
+
+
+def by_cost(evaluation: Evaluation, sizes: Mapping[str, Size], seconds: Mapping[str, float]) -> Figure:
+    """The main metric of every size by parameters, FLOPs and, where it was measured, the time of one example."""
+    costs: dict[str, Mapping[str, float]] = {
+        "parameters": {name: size.params for name, size in sizes.items()},
+        "FLOPs of one example": {name: size.flops for name, size in sizes.items()},
+    }
+    if seconds:
+        costs["milliseconds of one example, here"] = {name: 1000 * taken for name, taken in seconds.items()}
+    views = list(dict.fromkeys(size.view for size in sizes.values()))
+    with figure_of(3.4, 3.4 * len(costs)) as figure:
+        panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
+        for axes, (title, values) in zip(panels, costs.items(), strict=True):
+            for place, view in enumerate(views):
+                names = [name for name in values if sizes[name].view == view]
+                scores = [evaluation.sizes[name].test[evaluation.metric] for name in names]
+                look = look_of(place)
+                label = view or "as the method serves it"
+                axes.plot([values[name] for name in names], scores, color=look.colour, marker=look.marker, label=label)
+            axes.set_xlim(left=0)
+            axes.locator_params(axis="x", nbins=4)
+            axes.xaxis.set_major_formatter(lambda value, _: count(value))
+            titled(axes, "", x=title)
+        panels[0].set_ylabel(f"test {name_of(evaluation.metric)}")
+        if len(views) > 1:
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(views))
+    return figure

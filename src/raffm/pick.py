@@ -7,6 +7,7 @@ module = picked.module()
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from torch import nn
 
 from raffm.algebra.selection import Selection
 from raffm.devices.profiles import PROFILES
-from raffm.errors import RunError
+from raffm.errors import ExportError, RunError
 from raffm.methods.raffm import RaFFM
-from raffm.models.files import read_json, write_json
+from raffm.models.files import read_json
 from raffm.models.space import Space, read_space
 from raffm.prepare import reopened
+from raffm.report.explorer import command_for, explorer_page
+from raffm.report.folder import write_file
 from raffm.rounds.plan import Plan
 from raffm.search.find import Effort, Found, Tick, find
 from raffm.search.front import Candidate
@@ -62,8 +65,11 @@ class Picked:
     def save(self, folder: Path) -> None:
         """Write `search.json` (everything) and `best.json` (for `raffm export --submodel`)."""
         found = self.found
+        plan = self.judge.plan
         content = {
             "format": FORMAT,
+            "metric": next(iter(plan.task.metrics(torch.eye(2), torch.arange(2)))),
+            "full": {group: plan.server.layout.sizes[group] for group in found.best.sizes},
             "ranking": self.metric,
             "cost": found.cost,
             "limits": dict(found.limits),
@@ -71,15 +77,29 @@ class Picked:
             "judged": [each.to_json() for each in found.judged],
             "finalists": [each.to_json() for each in found.finalists],
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, entry in (("search.json", content), ("best.json", recipe(found.best, self.metric))):
-            write_json(folder / f".{name}", entry)
-            (folder / f".{name}").replace(folder / name)
+        for name, entry in (("search.json", content), ("best.json", recipe(found.best.to_json(), self.metric))):
+            write_file(folder / name, (json.dumps(entry, indent=1) + "\n").encode())
 
 
-def recipe(candidate: Candidate, metric: str) -> dict[str, Any]:
+def read_recipe(path: Path, number: int | None = None) -> dict[str, Any]:
+    """Sizes and ranking from a file: a `best.json`, a finalist of a `search.json`, or plain sizes."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{str(path)!r} is no JSON file of sizes: {error}.") from None
+    if not isinstance(content, dict):
+        raise ExportError(f"{str(path)!r} is no JSON file of sizes: it holds a {type(content).__name__}.")
+    if "finalists" in content:
+        finalists = content["finalists"]
+        if number is None or not 0 <= number < len(finalists):
+            raise ExportError(f"{str(path)!r} has {len(finalists)} finalists: say which, --pick 0 to {len(finalists) - 1}.")
+        return recipe(finalists[number], content["ranking"])
+    return content if "config" in content else {"config": content, "ranking": None}
+
+
+def recipe(candidate: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """What makes a submodel again: sizes, and the ranking that they cut."""
-    return {"config": dict(candidate.sizes), "ranking": metric, "score": candidate.score, "costs": dict(candidate.costs)}
+    return {"config": candidate["sizes"], "ranking": metric, "score": candidate["score"], "costs": candidate["costs"]}
 
 
 def best_submodel(
@@ -133,6 +153,9 @@ def best_submodel(
     picked = Picked(found, judge, metric)
     if folder is not None:
         picked.save(folder)
+        search = read_json(folder / "search.json")
+        command = command_for(Path(run), folder / "search.json")
+        write_file(folder / "explorer.html", explorer_page(search, command).encode())
     return picked
 
 

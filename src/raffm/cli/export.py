@@ -15,20 +15,19 @@ def export(
         Path | None,
         typer.Option(help="Instead of a size: a JSON file with the sizes of a submodel's groups."),
     ] = None,
+    pick: Annotated[int | None, typer.Option(help="Which finalist, where that file is the search.json of a search.")] = None,
     format: Annotated[str, typer.Option(help="onnx, onnx-int8, openvino, tensorrt or stock.")] = "onnx",
     dynamic: Annotated[bool, typer.Option(help="8 bits for weights alone; activations are quantised as they come.")] = False,
     most_lost: Annotated[float, typer.Option(help="What accuracy may lose by 8 bits.")] = 0.02,
     out: Annotated[Path | None, typer.Option(help="A new folder. [default: RUN/export/FORMAT-SIZE]")] = None,
 ) -> None:
     """Write a submodel for a device, run the file in its runtime, and compare it with torch: above tolerance it fails."""
-    import json
-
     from raffm.cli.show import quiet, rows
     from raffm.devices.fleet import fleet_of
     from raffm.errors import ExportError
     from raffm.export.bundle import write_bundle
     from raffm.federate import Trained
-    from raffm.pick import space_of
+    from raffm.pick import read_recipe, space_of
     from raffm.prepare import reopened
     from raffm.search.judge import judge_of
 
@@ -36,12 +35,9 @@ def export(
     plan, saved = reopened(run)
     trained = Trained(saved.results, plan)
     if submodel is not None:
-        try:
-            config = json.loads(submodel.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ExportError(f"{str(submodel)!r} is no JSON file of sizes: {error}.") from None
-        module = judge_of(plan, config.get("ranking")).module(space_of(plan, None).to_sizes(config.get("config", config)))
-        name = submodel.stem
+        recipe = read_recipe(submodel, pick)
+        module = judge_of(plan, recipe["ranking"]).module(space_of(plan, None).to_sizes(recipe["config"]))
+        name = submodel.stem if pick is None else f"{submodel.stem}-{pick}"
     else:
         (tier,) = fleet_of(size).tiers
         module, name = trained.submodel(tier.size), size.strip().replace("/", "_")

@@ -37,6 +37,7 @@ def search(
     """Find the best submodels within limits, on validation data alone. Stopped, it goes on where it was."""
     from raffm.cli.show import busy, counted, quiet, rows, ticking
     from raffm.pick import best_submodel
+    from raffm.report.folder import read_results, write_results
     from raffm.search.find import Effort
 
     quiet()
@@ -58,6 +59,8 @@ def search(
             folder=folder,
             tick=tick,
         )
+    if folder == run / "search":
+        write_results(read_results(run), run)  # the report shows the search
     found = picked.found
     typer.echo(
         f"The space holds {found.submodels:.3g} submodels. {len(found.judged)} were judged on {picked.judge.few} validation "
@@ -65,7 +68,7 @@ def search(
     )
     rows(*table(found, device))
     busy()
-    typer.echo(f"\nThe best: {folder / 'best.json'}. As a file for the device:")
+    typer.echo(f"\nTo look at: {folder / 'explorer.html'}. The best: {folder / 'best.json'}. As a file for the device:")
     typer.echo(f"  raffm export {run} --submodel {folder / 'best.json'} --format onnx")
 
 

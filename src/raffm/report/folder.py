@@ -13,6 +13,7 @@ from raffm.models.files import read_json
 from raffm.report import comparison, comparison_html, comparison_plots, plots, tables
 from raffm.report.comparison import Compared
 from raffm.report.drawing import is_available, rendered
+from raffm.report.explorer import explorer_in
 from raffm.report.html import as_html
 from raffm.rounds.results import FORMAT, Results, from_json
 
@@ -28,7 +29,7 @@ def write_results(results: Results, folder: str | Path) -> None:
     write_file(folder / "metrics.csv", tables.as_csv(results).encode())
     write_file(folder / "metrics.md", tables.as_markdown(results).encode())
     drawings = _draw(plots.FIGURES, results, folder / "plots") if is_available() else None
-    write_file(folder / "report.html", as_html(results, drawings).encode())
+    write_file(folder / "report.html", as_html(results, drawings, explorer_in(folder)).encode())
     write_file(folder / RESULTS, _json(results))  # the last: it says that a run is finished
 
 

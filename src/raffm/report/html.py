@@ -85,11 +85,16 @@ pre { margin: .75rem 0 0; padding: 1rem; overflow-x: auto; background: var(--pan
 """
 
 
-def as_html(results: Results, drawings: Mapping[str, str] | None) -> str:
-    """The whole page. `drawings` holds SVG files by the names of `plots.FIGURES`; None says that nothing could draw them."""
+def as_html(results: Results, drawings: Mapping[str, str] | None, explorer: str = "") -> str:
+    """The whole page. `drawings` holds SVG files by the names of `plots.FIGURES`; None says that nothing could draw them.
+
+    `explorer` is that of a search, if there was one.
+    """
     title = f"{results.method} on {results.data.get('name', 'data')}"
     note = "The same numbers are in results.json and metrics.csv."
-    return page(title, _progress(results) + tests_lead(results.run), _facts(results), _sections(results, drawings), note)
+    sections = _sections(results, drawings)
+    sections.insert(1, ("The best submodel for a budget", explorer))
+    return page(title, _progress(results) + tests_lead(results.run), _facts(results), sections, note)
 
 
 def tests_lead(run: Mapping[str, Any]) -> str:

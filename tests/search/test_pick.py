@@ -46,6 +46,20 @@ def test_from_a_run_to_a_file_for_a_device(run: Path, tmp_path: Path) -> None:
     assert set(picked.scores()) == {"accuracy", "f1_macro", "f1_weighted"}
 
 
+def test_the_report_of_the_run_grows_an_explorer(run: Path) -> None:
+    assert 'id="explorer"' not in (run / "report.html").read_text()
+    assert raffm("search", run, *SHORT).returncode == 0
+    for page in (run / "report.html", run / "search" / "explorer.html"):
+        assert 'id="explorer"' in page.read_text()
+    search = run / "search" / "search.json"
+    finalists = json.loads(search.read_text())["finalists"]
+    assert "say which, --pick 0 to 2" in raffm("export", run, "--submodel", search).stderr
+    said = raffm("export", run, "--submodel", search, "--pick", 2)
+    assert said.returncode == 0, said.stderr
+    about = json.loads((run / "export" / "onnx-search-2" / "export.json").read_text())
+    assert about["params"] == finalists[2]["costs"]["params"]
+
+
 def test_latency_is_measured_here_and_estimated_elsewhere(run: Path, tmp_path: Path) -> None:
     here = best_submodel(run, max_latency=10.0, effort=Effort(6, 2, 1), examples=20)
     assert all(each.latency is not None and each.costs["latency"] == each.latency[0] for each in here.found.finalists)

@@ -20,7 +20,7 @@ from raffm.deploy.folder import package_of, write_app
 from raffm.deploy.ledger import Known
 from raffm.deploy.statement import Device
 from raffm.devices.budget import Budget
-from raffm.edge import own_device, own_examples, plan_for, relabelled
+from raffm.edge import Office, own_device, own_examples, relabelled
 from raffm.errors import RunError
 from raffm.prepare import data_of
 from raffm.settings import Settings, read_settings
@@ -83,10 +83,10 @@ def test_in_a_simulation_sizes_follow_from_the_run_s_fleet() -> None:
 
 def test_every_node_gets_the_largest_size_that_it_can_hold() -> None:
     given = settings(fleet={"tiers": "1, 1/4, 1/16"}, participation={"clients": 1})
-    whole = plan_for(given, [Known(10, 0, 20, (0,))]).server.layout.count(Selection())
+    whole = Office(given).plan([Known(10, 0, 20, (0,))]).server.layout.count(Selection())
     devices = [Device(), Device(None, Budget(max_params=whole // 2)), Device(1 / 16, None, 3e9)]
     known = [Known(10 + place, place, 20, (0, place), device) for place, device in enumerate(devices)]
-    plan = plan_for(given, known)
+    plan = Office(given).plan(known)
     tiers = [plan.tier_of(client, 0) for client in range(3)]
     assert [tier.size for tier in tiers] == [1.0, 1 / 4, 1 / 16]
     assert tiers[2].speed == 3e9
@@ -95,7 +95,7 @@ def test_every_node_gets_the_largest_size_that_it_can_hold() -> None:
     assert len(plan.data.dataset.test) == 360
     assert plan.data.dataset.validation is not None
     with pytest.raises(RunError, match=r"node 10 \(client 0\): it holds 10 params; the smallest"):
-        plan_for(given, [Known(10, 0, 20, (0,), Device(None, Budget(max_params=10)))])
+        Office(given).plan([Known(10, 0, 20, (0,), Device(None, Budget(max_params=10)))])
 
 
 # -- the folder ------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_init_writes_an_app_with_keys_for_their_owner_alone(tmp_path: Path, monk
     package = folder / "raffm_edge_my_edge"
     run = tomllib.loads((package / "run.toml").read_text())
     assert run["data"]["classes"] == [str(digit) for digit in range(10)]
-    assert run["participation"]["clients"] == 2
+    assert run["participation"]["clients"] == 0, "all that come"
     project = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert project["components"]["clientapp"] == "raffm_edge_my_edge.client_app:app"
     assert project["config"]["folder"] == str(folder / "run")
@@ -120,6 +120,54 @@ def test_init_writes_an_app_with_keys_for_their_owner_alone(tmp_path: Path, monk
     assert "fl.example.org:9000" in (folder / "node.sh").read_text()
     assert "--host 0.0.0.0" in (folder / "link.sh").read_text()
     assert "server.key" not in (folder / "node.sh").read_text()
+    assert "127.0.0.1:9000" in (folder / "home" / "config.toml").read_text()
+
+
+def test_init_takes_the_sizes_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[model]\nname = 'vit-small'\n[data]\nsource = 'digits'\n[fleet]\ntiers = '1/2, 1/8'\n")
+    assert raffm("edge", "init", tmp_path / "app", "--run", tmp_path / "run.toml").returncode == 0
+    configs = [(tmp_path / "app" / "nodes" / f"{number}.config").read_text() for number in range(3)]
+    assert ["size='0.5'" in config for config in configs] == [True, False, True]
+    assert "size='0.125'" in configs[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "run", "error"),
+    [
+        ((), "method = 'nope'", "there is no method 'nope'"),
+        (("--sizes", "abc"), "", "there is no fleet 'abc'"),
+        (("--sizes", "1, 3/2"), "", "at most 1, but was given 1.5"),
+        (("--host", "bad host!"), "", "--host is 'bad host!'"),
+        ((), "[participation]\nclients = 10", "a round asks 10 clients, but there are 3"),
+    ],
+)
+def test_init_refuses_what_could_not_run(tmp_path: Path, words: tuple[str, ...], run: str, error: str) -> None:
+    (tmp_path / "run.toml").write_text(f"{run}\n[model]\nname = 'vit-small'\n[data]\nsource = 'digits'\n")
+    said = raffm("edge", "init", tmp_path / "app", "--run", tmp_path / "run.toml", *words)
+    assert said.returncode == 2
+    assert error in said.stderr
+    assert not (tmp_path / "app").exists()
+
+
+def test_init_says_where_a_folder_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "app").write_text("mine")
+    said = raffm("edge", "init", tmp_path / "app")
+    assert said.returncode == 2
+    assert "is a file" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"data": "/nowhere/data"}, "the node's `data` is '/nowhere/data', but there is nothing"),
+        ({"data": ""}, "the node's `data` is ''"),
+        ({"partition-id": "x"}, "the node's `partition-id` is 'x'; it is a whole number"),
+        ({}, "a node's config names its `data`"),
+    ],
+)
+def test_a_node_without_data_says_so(config: dict[str, object], error: str) -> None:
+    with pytest.raises(RunError, match=error):
+        own_examples(read_settings({"data": {"source": "digits", "clients": 3}}), config)
 
 
 def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:

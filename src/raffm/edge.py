@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ import torch
 from raffm.data.examples import Dataset, Examples
 from raffm.deploy.statement import stated
 from raffm.errors import RunError
+from raffm.models.files import read_json
 from raffm.settings import Settings, read_file, read_settings
 
 if TYPE_CHECKING:
@@ -25,9 +29,13 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
+    from raffm.data.task import Task
     from raffm.deploy.flower import Serving
     from raffm.deploy.ledger import Known
+    from raffm.devices.budget import Budget
     from raffm.federate import Trained
+    from raffm.methods.method import Method
+    from raffm.models.labelled import Labelled
     from raffm.rounds.loop import Watcher
     from raffm.rounds.plan import Plan
 
@@ -38,11 +46,20 @@ SERVING = ("nodes", "patience", "deadline")
 # -- from Python -----------------------------------------------------------------------------------------------------
 
 
-def node_app(examples: Callable[[Context], Examples]) -> ClientApp:
-    """The app of a node; `examples` loads the node's own data, which never leave it."""
+def node_app(
+    examples: Callable[[Context], Examples],
+    device: Callable[[Context], Mapping[str, Any]] = lambda context: stated(context.node_config),
+    task: Task | None = None,
+    frame: Labelled | None = None,
+) -> ClientApp:
+    """The app of a node; `examples` loads the node's own data, which never leave it.
+
+    `device` states what it can hold, by default what its config says. `task`, and `frame`, the full model (its weights are
+    not used), are needed where they are the user's own.
+    """
     from raffm.deploy import flower
 
-    return flower.node_app(examples)
+    return flower.node_app(examples, device, task, frame)
 
 
 def server_app(
@@ -52,50 +69,86 @@ def server_app(
     settings: Mapping[str, Any] | None = None,
     watcher: Watcher | None = None,
     done: Callable[[Trained], None] = lambda trained: None,
+    check: Callable[[Known], None] = lambda known: None,
+    save_every: int = 1,
 ) -> ServerApp:
     """The app of a server; `plan` makes the run's plan, once it is known who takes part, and `done` is told what came out.
 
-    `watcher` is told of every client and round; by default the log is.
+    `watcher` is told of every client and round; by default the log is. `check` refuses nodes that cannot take part.
     `nodes`, `patience`, `deadline`, `folder` and `resume` can be set in the app's run config, too, and win there.
     """
     from flwr.serverapp import ServerApp
+
+    from raffm.deploy.flower import GridPost, Serving
+    from raffm.deploy.posted import Posted
+    from raffm.federate import run_plan
+    from raffm.report.watch import Display
 
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        done(_served(grid, context, plan, folder, serving, settings, watcher))
+        told = context.run_config
+        how = replace(serving or Serving(), **{key: told[key] for key in SERVING if key in told})  # type: ignore[arg-type]
+        given = str(told.get("folder") or "") or folder
+        place = None if given is None else Path(given)
+        known = _known(grid, how, check, place, bool(told.get("resume", False)))
+        made = plan(context, known)
+        post = GridPost(grid, {each.client: each.node for each in known}, how.deadline)
+        _tell(known, made)
+        trained = run_plan(
+            made,
+            backend=lambda agreed: Posted(agreed, post),
+            folder=place,
+            save_every=save_every,
+            resume=bool(told.get("resume", False)),
+            settings=settings,
+            watcher=watcher or Display(made.rounds),
+        )
+        if place is not None:
+            logging.getLogger("raffm").warning("raffm: the report is in %s", place / "report.html")
+        done(trained)
 
     return app
 
 
-def _served(
-    grid: Grid,
-    context: Context,
-    plan: Callable[[Context, list[Known]], Plan],
-    folder: str | Path | None,
-    serving: Serving | None,
-    settings: Mapping[str, Any] | None,
-    watcher: Watcher | None,
-) -> Trained:
-    from raffm.deploy.flower import GridPost, Serving, gathered
-    from raffm.deploy.posted import Posted
-    from raffm.federate import run_plan
-    from raffm.report.watch import Display
+NODES = "nodes.json"
 
-    told = context.run_config
-    how = replace(serving or Serving(), **{key: told[key] for key in SERVING if key in told})  # type: ignore[arg-type]
-    known = gathered(grid, how)
-    post = GridPost(grid, {each.client: each.node for each in known}, how.deadline)
-    agreed = plan(context, known)
-    return run_plan(
-        agreed,
-        backend=lambda made: Posted(made, post),
-        folder=str(told.get("folder") or "") or folder,
-        resume=bool(told.get("resume", False)),
-        settings=settings,
-        watcher=watcher or Display(agreed.rounds),
-    )
+
+def _known(grid: Grid, serving: Serving, check: Callable[[Known], None], folder: Path | None, is_resumed: bool) -> list[Known]:
+    """Who takes part: those that come, or, in a run that goes on, those that it began with.
+
+    What they said is kept beside the checkpoint: devices that measure themselves say something else each time.
+    """
+    from raffm.deploy.flower import gathered
+    from raffm.deploy.ledger import known_from, numbered, returned
+    from raffm.report.folder import write_file
+    from raffm.rounds import checkpoint
+
+    begun = folder is not None and checkpoint.exists(folder / "checkpoint")
+    if begun and not is_resumed:
+        raise RunError(
+            f'{str(folder)!r} holds a run already. Go on with it: -c "resume=true"; or begin another: -c "folder=\'...\'".'
+        )
+    found = gathered(grid, serving, check)
+    if folder is None:
+        return numbered(found)
+    if begun:
+        before = read_json(folder / NODES)["nodes"]
+        return returned([known_from(each["node"], each) for each in before], found)
+    known = numbered(found)
+    content = {"nodes": [each.to_json() for each in known]}
+    write_file(folder / NODES, (json.dumps(content, indent=1) + "\n").encode())
+    return known
+
+
+def _tell(known: Sequence[Known], plan: Plan) -> None:
+    """Say who takes part, and with what."""
+    for each in known:
+        tier, count = plan.tier_of(each.client, 0), f"{each.examples:,} examples"
+        logging.getLogger("raffm").warning(
+            "raffm: node %d is client %d: %s, size %s", each.node, each.client, count, tier.label
+        )
 
 
 # -- from a run's TOML file ------------------------------------------------------------------------------------------
@@ -114,7 +167,13 @@ def node(file: str | Path) -> ClientApp:
 def server(file: str | Path) -> ServerApp:
     """The app of a run's server."""
     settings = read_settings(read_file(file))
-    return server_app(lambda context, known: plan_for(settings, known), settings=settings.to_json())
+    office = Office(settings)
+    return server_app(
+        lambda context, known: office.plan(known),
+        settings=settings.to_json(),
+        check=office.check,
+        save_every=settings.save.every,
+    )
 
 
 def own_examples(settings: Settings, config: Mapping[str, Any]) -> Examples:
@@ -122,13 +181,16 @@ def own_examples(settings: Settings, config: Mapping[str, Any]) -> Examples:
     from raffm.prepare import data_of, dataset_of
 
     if "data" in config:
-        dataset = dataset_of(settings, str(config["data"]))
+        source = str(config["data"])
+        if not source or (source.startswith("/") and not Path(source).exists()):
+            raise RunError(f"the node's `data` is {source!r}, but there is nothing. Name a folder, a parquet or a CSV file.")
+        dataset = dataset_of(settings, source)
         return relabelled(dataset, settings.data.classes)
     if "partition-id" not in config:
         raise RunError("a node's config names its `data`, or which part of the run's data it takes: `partition-id`.")
-    clients = int(config.get("num-partitions", settings.data.clients))
+    clients = _whole(config.get("num-partitions", settings.data.clients), "num-partitions")
     data = data_of(replace(settings, data=replace(settings.data, clients=clients)))
-    place = int(config["partition-id"])
+    place = _whole(config["partition-id"], "partition-id")
     if not 0 <= place < data.clients:
         raise RunError(f"partition-id is {place}; the run's data have the parts 0 to {data.clients - 1}.")
     return data.dataset.train.take(data.split.train[place])
@@ -157,29 +219,63 @@ def own_device(settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"size": fleet.tiers[int(tiers[int(config["partition-id"])])].size}
 
 
-def plan_for(settings: Settings, known: Sequence[Known]) -> Plan:
-    """The plan of a run whose clients are nodes: each gets the largest of the fleet's sizes that it can hold."""
-    from raffm.data.text import agree_on_padding
-    from raffm.deploy.ledger import fitting, fleet_of, ledger
-    from raffm.models.labelled import Labelled
-    from raffm.prepare import data_of, fleet_from, method_from, model_for, task_of
-    from raffm.rounds.plan import Plan
+@dataclass(frozen=True, eq=False)
+class Office:
+    """What a server of a run has before any node comes: settings, a model, its own test examples."""
 
-    own = data_of(replace(settings, data=replace(settings.data, clients=1, split="iid", parameters={}))).dataset
-    model, method = model_for(settings, own), method_from(settings.method)
-    agree_on_padding(model, own.test.inputs)
-    labelled = Labelled.of(model, settings.model.table or None)
-    sizes = [tier.size for tier in fleet_from(settings.fleet).tiers]
-    return Plan(
-        server=labelled,
-        method=method,
-        task=task_of(settings, own, model),
-        data=ledger(known, own),
-        fleet=fleet_of(known, fitting(labelled, sizes, settings.local), method),
-        rounds=settings.rounds,
-        seed=settings.seed,
-        local=settings.local,
-        participation=replace(settings.participation, minimum=max(1, settings.participation.minimum)),
-        merging=settings.merging,
-        evaluating=settings.evaluate,
-    )
+    settings: Settings
+
+    @cached_property
+    def _own(self) -> tuple[Dataset, Task, Labelled, Method]:
+        from raffm.data.text import agree_on_padding
+        from raffm.models.labelled import Labelled
+        from raffm.prepare import data_of, method_from, model_for, task_of
+
+        settings = self.settings
+        own = data_of(replace(settings, data=replace(settings.data, clients=1, split="iid", parameters={}))).dataset
+        model = model_for(settings, own)
+        agree_on_padding(model, own.test.inputs)
+        labelled = Labelled.of(model, settings.model.table or None)
+        return own, task_of(settings, own, model), labelled, method_from(settings.method)
+
+    @cached_property
+    def _fits(self) -> Callable[[Budget], float]:
+        from raffm.deploy.ledger import fitting
+        from raffm.prepare import fleet_from
+
+        sizes = [tier.size for tier in fleet_from(self.settings.fleet).tiers]
+        return fitting(self._own[2], sizes, self.settings.local)
+
+    def check(self, known: Known) -> None:
+        """Refuse a node with other classes, or too small for the smallest size."""
+        from raffm.deploy.ledger import refuse_classes, tier_for
+
+        refuse_classes(known, len(self._own[0].classes))
+        tier_for(known, self._fits)
+
+    def plan(self, known: Sequence[Known]) -> Plan:
+        """The plan of a run whose clients are nodes: each gets the largest of the fleet's sizes that it can hold."""
+        from raffm.deploy.ledger import fleet_of, ledger
+        from raffm.rounds.plan import Plan
+
+        settings, (own, task, labelled, method) = self.settings, self._own
+        return Plan(
+            server=labelled,
+            method=method,
+            task=task,
+            data=ledger(known, own),
+            fleet=fleet_of(known, self._fits, method),
+            rounds=settings.rounds,
+            seed=settings.seed,
+            local=settings.local,
+            participation=replace(settings.participation, minimum=max(1, settings.participation.minimum)),
+            merging=settings.merging,
+            evaluating=settings.evaluate,
+        )
+
+
+def _whole(text: Any, what: str) -> int:
+    try:
+        return int(text)
+    except (TypeError, ValueError):
+        raise RunError(f"the node's `{what}` is {text!r}; it is a whole number.") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from methods.runs import federation, plan_of
 from raffm.algebra.selection import Selection
 from raffm.deploy.flower import Records, about_of, arrays_of
 from raffm.deploy.keys import write_certificates, write_node_key
-from raffm.deploy.ledger import UNNUMBERED, Known, fitting, fleet_of, known_from, ledger, numbered
+from raffm.deploy.ledger import UNNUMBERED, Known, fitting, fleet_of, known_from, ledger, numbered, returned
 from raffm.deploy.letters import letter_of, parcel_of
 from raffm.deploy.statement import Device, device_from, quantity, stated
 from raffm.devices.budget import Budget
@@ -43,10 +44,24 @@ def test_a_plan_over_a_ledger_knows_counts_classes_and_sizes_and_has_no_example(
 
 def test_nodes_take_part_as_clients_from_0_on_each_once() -> None:
     assert [each.node for each in numbered([NODES[2], NODES[0], NODES[1]])] == [70, 50, 60]
-    with pytest.raises(RunError, match=r"they say they are \[0, 0\]"):
-        numbered([NODES[0], Known(9, 0, 1, (0,))])
-    with pytest.raises(RunError, match=r"they say they are \[0, 7\]"):
-        numbered([NODES[0], Known(9, 7, 1, (0,))])
+    gap = numbered([NODES[0], Known(99, 7, 1, (0,))])
+    assert [(each.client, each.node) for each in gap] == [(0, NODES[0].node), (1, 99)]
+
+
+def test_of_two_nodes_with_one_number_the_second_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert numbered([Known(99, NODES[0].client, 1, (0,)), NODES[0]]) == [replace(NODES[0], client=0)]
+    assert "node 99 is left out" in caplog.text
+
+
+def test_a_run_that_goes_on_has_the_clients_that_it_began_with(caplog: pytest.LogCaptureFixture) -> None:
+    measured = [Known(5, 0, 10, (0,), Device(speed=1e9)), Known(6, 1, 20, (1,)), Known(7, 2, 30, (0, 1), Device(0.25))]
+    kept = [known_from(each["node"], each) for each in json.loads(json.dumps([known.to_json() for known in measured]))]
+    assert kept == measured
+    again = [Known(5, 0, 11, (0,), Device(speed=2e9)), Known(8, 1, 20, (1,)), Known(9, UNNUMBERED, 3, (0,))]
+    back = returned(kept, again)
+    assert [each.node for each in back] == [5, 8, 7], "the second has a new key, the third is gone"
+    assert [replace(each, node=0) for each in back] == [replace(each, node=0) for each in measured]
+    assert "node 9 is left out: it was not there when the run began" in caplog.text
 
 
 def test_who_states_no_number_gets_one_in_the_order_of_the_nodes() -> None:
@@ -69,12 +84,19 @@ def test_other_numbers_are_refused_by_name(text: str) -> None:
 
 
 def test_a_node_states_a_part_or_limits_and_the_server_reads_it() -> None:
-    assert device_from(stated({"size": "1/4", "partition-id": 3, "mine": "x"})) == Device(0.25)
+    assert device_from(stated({"size": "1/4", "partition-id": 3, "x-mine": "x"})) == Device(0.25)
     said = stated({"max-params": "45M", "max-memory": "2G", "speed": "10G"})
     assert device_from(said) == Device(None, Budget(max_params=45_000_000, max_memory=2_000_000_000), 1e10)
     for wrong in ("0", "3/2", "half"):
         with pytest.raises(RunError, match="`size`"):
             stated({"size": wrong})
+
+
+def test_a_slip_of_the_pen_is_refused_and_does_not_give_the_full_model() -> None:
+    with pytest.raises(RunError, match=r"the unknown key 'max-param'\. Did you mean 'max-params'"):
+        stated({"max-param": "60k"})
+    with pytest.raises(RunError, match=r"the unknown key 'zzz'\. There are: size"):
+        stated({"zzz": 1})
 
 
 def test_a_node_that_measures_itself_states_what_is_missing() -> None:

@@ -17,18 +17,19 @@ from raffm.algebra.mask import Mask
 from raffm.algebra.tally import Tally
 from raffm.deploy.ledger import Known, ledger
 from raffm.deploy.letters import Letter, Reply, letter_of, parcel_of, to_array, update_of
-from raffm.deploy.node import Node
+from raffm.deploy.node import KEPT, Node
 from raffm.deploy.posted import Post, Posted
 from raffm.errors import RunError, UpdateError
 from raffm.federate import run_plan
 from raffm.methods.method import Held
 from raffm.models.checkpoint import load_submodel
 from raffm.models.moments import batch_norms
+from raffm.rounds import checkpoint
 from raffm.rounds.backend import Backend, Serial
 from raffm.rounds.costs import Costs
 from raffm.rounds.evaluate import evaluate
 from raffm.rounds.local import Local
-from raffm.rounds.loop import train
+from raffm.rounds.loop import Keeping, train
 from raffm.rounds.plan import Evaluating, Merging, Order, Plan
 from raffm.rounds.workshop import Outcome
 
@@ -187,6 +188,25 @@ def test_a_node_that_lost_its_frozen_weights_gets_them_again(cache: Path) -> Non
     assert [bool(letter.frozen) for letter in seen] == [True, False, True]
 
 
+def test_a_node_without_a_disk_gets_its_frozen_weights_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAFFM_CACHE", "/dev/null/x")
+    plan = half_frozen()
+    seen: list[Letter] = []
+    outcomes = rounds(plan, Posted(plan, post(plan, seen=seen)))
+    assert not [outcome.refused for outcome in outcomes if outcome.refused]
+    assert all(letter.frozen for letter in seen)
+
+
+def test_a_disk_keeps_the_newest_frozen_weights_alone(cache: Path) -> None:
+    plan = half_frozen("federated-dropout")  # other indices in every round
+    backend = Posted(plan, post(plan))
+    tally = Tally(plan.server.layout, plan.server.tensors)
+    for round in range(2 * KEPT):
+        outcomes = backend.train(plan.orders(round, [1]), tally, lambda _: None, lambda: None)
+        assert not [outcome.refused for outcome in outcomes if outcome.refused]
+    assert len(list((cache / "frozen").iterdir())) <= KEPT + 1
+
+
 # -- batch norms -----------------------------------------------------------------------------------------------------
 
 
@@ -233,7 +253,7 @@ def test_a_server_without_a_single_example_trains_evaluates_and_saves_a_model_wi
     assert all(norm.running_var.sum() > 0 for norm in batch_norms(whole).values())  # type: ignore[union-attr]
 
 
-def test_moments_that_make_no_sense_are_left_out_and_where_all_do_the_run_says_so() -> None:
+def test_moments_that_make_no_sense_are_left_out_and_where_all_do_the_run_says_so(caplog: pytest.LogCaptureFixture) -> None:
     plan = plan_of("raffm_resnet", "fedavg", labels=LABELS, evaluating=ASKED)
 
     def broken(*clients: int) -> Change:
@@ -244,8 +264,34 @@ def test_moments_that_make_no_sense_are_left_out_and_where_all_do_the_run_says_s
         return change
 
     assert scores(plan, Posted(plan, post(plan, broken(1)))) != pytest.approx(scores(plan, Serial(plan)), rel=1e-6)
-    with pytest.raises(RunError, match=r"nobody gave the statistics.*client 0: its moments of `.*` are missing, not finite"):
+    with pytest.raises(RunError, match=r"nobody gave the statistics of batch norms that an evaluation of size 1 needs"):
         scores(plan, Posted(plan, post(plan, broken(0, 1, 2, 3))))
+    assert "client 0: its moments of `" in caplog.text
+
+
+def test_without_the_large_nodes_others_give_the_statistics_and_without_any_the_last_ones_are_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan = plan_of("raffm_resnet", "heterofl", "1, 1/4", labels=LABELS, evaluating=ASKED)
+    large = [client for client in range(4) if plan.tier_of(client, 0).size == 1]
+    gone: list[int] = []
+    backend = Posted(plan, post(plan, lambda client, reply: "is gone" if client in gone else reply))
+    first = scores(plan, backend)
+    gone += large
+    second = scores(plan, backend)
+    assert second["1/4"] != pytest.approx(first["1/4"], rel=1e-9)
+    assert np.isfinite(list(second.values())).all()
+    gone += range(4)
+    assert scores(plan, backend) == pytest.approx(second, rel=1e-6)
+    assert "those of an earlier evaluation are used" in caplog.text
+
+
+def test_a_round_is_kept_though_its_evaluation_fails(tmp_path: Path) -> None:
+    plan = plan_of("raffm_resnet", "heterofl", "1, 1/4", labels=LABELS, evaluating=ASKED)
+    dead = Posted(plan, post(plan, lambda client, reply: "is gone" if "counts" in reply.about else reply))
+    with pytest.raises(RunError, match="nobody gave the statistics"):
+        train(plan, dead, Keeping(tmp_path / "checkpoint"))
+    assert checkpoint.load(tmp_path / "checkpoint", identity=None).round == 1
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------
@@ -261,6 +307,13 @@ def altered(about: dict[str, object] | None = None, **arrays: object) -> Change:
     return change
 
 
+class Everything(dict[str, str]):
+    """Says of every tensor that it is of float32."""
+
+    def __missing__(self, name: str) -> str:
+        return "float32"
+
+
 BAD = {
     "another round": (altered({"round": 7}), "its reply has the round 7; 0 was asked for"),
     "another client": (altered({"client": 2}), "its reply has the client 2; 1 was asked for"),
@@ -271,6 +324,7 @@ BAD = {
     "a loss that is no number": (altered({"loss": "x"}), "cannot be read: its loss is 'x'"),
     "a loss beyond all bounds": (altered({"loss": 10**400}), "cannot be read"),
     "an unknown tensor": (altered({"dtypes": None}), "cannot be read"),
+    "a loss that is not a number": (altered({"loss": float("nan")}), "cannot be read: its loss is 'nan'"),
     "silence": (lambda client, reply: "did not answer in time" if client == 1 else reply, "client 1: did not answer in time"),
 }
 
@@ -291,6 +345,20 @@ def test_a_bad_reply_costs_its_own_contribution_and_is_named(case: str) -> None:
     others.step()
     for name, tensor in plans[1].server.tensors.items():
         assert torch.allclose(plans[0].server.tensors[name], tensor, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "change",
+    [altered(vit__layernorm__weight=np.zeros(3, np.float32)), altered({"dtypes": Everything()}, door=np.zeros(3, np.float32))],
+)
+def test_a_bound_on_updates_refuses_what_does_not_fit_at_all(name: str, change: Change) -> None:
+    plan = plan_of("vit", name, labels=LABELS, merging=Merging(max_norm=100.0))
+    backend = Posted(plan, post(plan, change))
+    tally = Tally(plan.server.layout, plan.server.tensors)
+    outcomes = backend.train(plan.orders(0, range(4)), tally, lambda _: None, lambda: None)
+    refused = [outcome.client for outcome in outcomes if outcome.refused]
+    assert refused == ([1] if 1 in {outcome.client for outcome in outcomes} else [])
 
 
 @pytest.mark.parametrize("combine", ["mean", "median"])

@@ -196,6 +196,7 @@ def test_a_round_that_reaches_nobody_changes_nothing() -> None:
 def test_a_share_of_the_clients_is_rounded_and_is_at_least_one() -> None:
     assert Participation(clients=0.1).count(30) == 3
     assert Participation(clients=0.001).count(30) == 1
+    assert Participation(clients=0).count(30) == 30
     assert Participation(clients=7).count(30) == 7
     with pytest.raises(RunError, match="asks 31 clients, but there are 30"):
         Participation(clients=31).count(30)
@@ -225,7 +226,6 @@ def test_a_cohort_depends_on_seed_and_round_alone() -> None:
     "given",
     [
         {"by": "size"},
-        {"clients": 0},
         {"clients": -3},
         {"dropout": 1.0},
         {"dropout": -0.1},

@@ -14,7 +14,7 @@ TRIAL: dict[str, Any] = {
     "rounds": 5,
     "model": {"name": "vit-small"},
     "data": {"source": "digits", "split": "dirichlet-balanced", "alpha": 1.0},
-    "local": {"lr": 0.001, "batch": 16, "steps": 20},
+    "local": {"optimizer": "adamw", "lr": 0.002, "batch": 16, "steps": 60},
     "evaluate": {"every": 1},
 }
 """A run that is over in minutes."""
@@ -33,15 +33,19 @@ def init(
     ] = None,
     nodes: Annotated[int, typer.Option(help="How many nodes the trial on this machine has.", min=1)] = 3,
     sizes: Annotated[
-        str, typer.Option(help="The part of the model that each node holds, in turn; 'auto' lets nodes measure themselves.")
-    ] = "1, 1/4, 1/16",
+        str | None,
+        typer.Option(
+            help="The part of the model that each node holds, in turn; 'auto' lets nodes measure themselves. [default: those "
+            "of the run's fleet, else 1, 1/4, 1/16]"
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="The name or address under which nodes reach this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The server's port; nodes take the next ones.")] = 8443,
+    port: Annotated[int, typer.Option(help="The server's port; nodes take the next ones.", min=1024, max=65000)] = 8443,
 ) -> None:
     """Write a Flower app that trains a run across nodes, with certificates and keys for a trial on this machine."""
     from raffm.cli.show import quiet
     from raffm.deploy.folder import write_app
-    from raffm.prepare import dataset_of
+    from raffm.prepare import dataset_of, fleet_from, method_from
     from raffm.settings import read_file, read_settings
 
     quiet()
@@ -49,18 +53,33 @@ def init(
     settings = read_settings(content)
     own = {"clients": nodes, "classes": list(dataset_of(settings, settings.data.source).classes)}
     content["data"] = {**content.get("data", {}), **own}
-    content["participation"] = {"clients": nodes, **content.get("participation", {})}
+    content["participation"] = {"clients": 0, **content.get("participation", {})}
+    if sizes is None and "fleet" in content:
+        sizes = ", ".join(f"{tier.size:g}" for tier in fleet_from(settings.fleet).tiers)
+    sizes = sizes or "1, 1/4, 1/16"
     if sizes != "auto":
         content.setdefault("fleet", {"tiers": sizes})
-    read_settings(content)
-    write_app(folder, content, [_config(number, nodes, sizes) for number in range(nodes)], port, host)
+    agreed = read_settings(content)
+    method_from(agreed.method)
+    fleet_from(agreed.fleet)
+    agreed.participation.count(nodes)
+    configs = [_config(number, nodes, sizes) for number in range(nodes)]
+    write_app(folder, content, configs, port, host)
     typer.echo(f"{folder} is ready: its README.md says how to start {nodes} nodes on this machine.")
+
+
+def checked_part(text: str) -> str:
+    """A part of the model, as it was written."""
+    from raffm.deploy.statement import part
+
+    part(text)
+    return text
 
 
 def _config(number: int, nodes: int, sizes: str) -> str:
     """What a node of the trial has, its part of the run's data, and what it can hold."""
     parts = [size.strip() for size in sizes.split(",")]
-    holds = "auto=true" if sizes == "auto" else f"size='{parts[number % len(parts)]}'"
+    holds = "auto=true" if sizes == "auto" else f"size='{checked_part(parts[number % len(parts)])}'"
     return f"partition-id={number} num-partitions={nodes} {holds}"
 
 

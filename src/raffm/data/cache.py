@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,34 @@ def cached(kind: str, key: Mapping[str, Any], make: Callable[[], dict[str, Tenso
     The key must hold everything that the tensors depend on, as plain JSON. A damaged entry is made anew; where the
     cache cannot be written, nothing is stored.
     """
-    key = json.loads(json.dumps({**key, "version": VERSION}))
-    folder = _root() / kind / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    key, folder = _place(kind, key)
     tensors = _stored(folder, key)
     if tensors is None:
         tensors = make()
         _store(folder, key, tensors)
     return tensors
+
+
+def is_cached(kind: str, key: Mapping[str, Any]) -> bool:
+    """Whether there is an entry for a key."""
+    key, folder = _place(kind, key)
+    return (folder / "key.json").is_file()
+
+
+def prune(kind: str, most: int) -> None:
+    """Keep the newest entries of a kind, so many, and remove the others."""
+    try:
+        entries = sorted((_root() / kind).iterdir(), key=lambda entry: -entry.stat().st_mtime_ns)
+    except OSError:
+        return
+    for entry in entries[most:]:
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def _place(kind: str, key: Mapping[str, Any]) -> tuple[dict[str, Any], Path]:
+    """A key as it is stored, and the folder of its entry."""
+    plain = json.loads(json.dumps({**key, "version": VERSION}))
+    return plain, _root() / kind / hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def split_cached(dataset: Dataset, clients: int | None, how: str, seed: int, **parameters: Any) -> Split:

@@ -16,14 +16,19 @@ from flwr.serverapp import Grid
 from safetensors.numpy import load, save
 
 from raffm.data.examples import Examples
-from raffm.deploy.ledger import UNNUMBERED, Known, known_from, numbered
+from raffm.data.task import Task
+from raffm.deploy.ledger import UNNUMBERED, Known, known_from
 from raffm.deploy.letters import Arrays, Letter, Reply
 from raffm.deploy.node import Node, classes_of
 from raffm.deploy.statement import stated
 from raffm.errors import RunError
+from raffm.models.labelled import Labelled
 
 POLL = 0.5
 """Seconds between two looks at whether somebody has answered."""
+
+AGAIN, LEAST = 5.0, 10.0
+"""Seconds after which a node that failed to say what it has is asked again, and those that it is given at least."""
 
 
 # -- records ---------------------------------------------------------------------------------------------------------
@@ -78,8 +83,13 @@ def read_letter(content: RecordDict) -> Letter:
 def node_app(
     examples: Callable[[Context], Examples],
     device: Callable[[Context], Mapping[str, Any]] = lambda context: stated(context.node_config),
+    task: Task | None = None,
+    frame: Labelled | None = None,
 ) -> ClientApp:
-    """The app of a node; `examples` loads the node's own data, `device` states what it can hold (see `statement.py`)."""
+    """The app of a node; `examples` loads the node's own data, `device` states what it can hold (see `statement.py`).
+
+    `task`, and `frame`, the full model (its weights are not used), where they are the user's own.
+    """
     app = ClientApp()
 
     @app.query()
@@ -95,7 +105,7 @@ def node_app(
 
     @app.train()
     def learn(message: Message, context: Context) -> Message:
-        reply = Node(examples(context)).answer(read_letter(message.content))
+        reply = Node(examples(context), frame, task).answer(read_letter(message.content))
         return Message(Records().of(reply.about, arrays=reply.arrays), reply_to=message)
 
     return app
@@ -113,52 +123,41 @@ class Serving:
     deadline: float = 3600.0
 
 
-def gathered(grid: Grid, serving: Serving) -> list[Known]:
-    """Wait for nodes, and ask what they have; those that fail to say so are asked again, while too few have."""
+def gathered(grid: Grid, serving: Serving, check: Callable[[Known], None] = lambda known: None) -> list[Known]:
+    """Wait until enough nodes have said what they have, and pass `check`; those that fail are asked again meanwhile."""
     end = time.monotonic() + serving.patience
     found: dict[int, Known] = {}
     reasons: dict[int, str] = {}
-    while True:
-        nodes = [node for node in waited_for(grid, serving) if node not in found]
-        left = max(POLL, end - time.monotonic())
-        for place, message in exchanged(grid, [(node, Records().of({})) for node in nodes], "query", left):
-            said = _said(nodes[place], message)
-            if isinstance(said, Known):
-                found[said.node] = said
-            else:
-                reasons[nodes[place]] = said
-        if len(found) >= serving.nodes:
-            break
+    asked: dict[int, float] = {}
+    while len(found) < serving.nodes:
         if time.monotonic() > end:
-            words = " ".join(reason for node, reason in reasons.items() if node not in found)
-            raise RunError(f"{len(found)} nodes can take part; {serving.nodes} are needed. {words}")
+            silent = f"{len(found)} nodes can take part; {serving.nodes} are needed, and {serving.patience:g} s were waited."
+            raise RunError(" ".join([silent, *(reason for node, reason in reasons.items() if node not in found)]))
+        due = time.monotonic() - AGAIN
+        nodes = [node for node in sorted(grid.get_node_ids()) if node not in found and asked.get(node, due) <= due]
+        left = max(LEAST, end - time.monotonic())
+        for place, message in exchanged(grid, [(node, Records().of({})) for node in nodes], "query", left):
+            node, asked[nodes[place]] = nodes[place], time.monotonic()
+            said = _said(node, message, check)
+            if isinstance(said, Known):
+                found[node] = said
+            elif node not in reasons or not isinstance(message, Silence):
+                reasons[node] = said
+                logging.getLogger("raffm").warning("raffm: %s", said)
         time.sleep(POLL)
-    for node, reason in reasons.items():
-        if node not in found:
-            logging.getLogger("raffm").warning("raffm: node %d is left out: %s", node, reason)
-    return numbered(list(found.values()))
+    return list(found.values())
 
 
-def _said(node: int, message: Message | str) -> Known | str:
+def _said(node: int, message: Message | str, check: Callable[[Known], None]) -> Known | str:
     """What a node stated, or why nothing can be made of it."""
     if isinstance(message, str):
         return f"node {node} did not say what it has: {message}."
     try:
-        return known_from(node, about_of(message.content))
+        known = known_from(node, about_of(message.content))
+        check(known)
     except Exception as error:  # it comes from another machine, and may be anything
         return str(error) or repr(error)
-
-
-def waited_for(grid: Grid, serving: Serving) -> list[int]:
-    """The nodes that are there, once there are enough."""
-    end = time.monotonic() + serving.patience
-    while True:
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) >= serving.nodes:
-            return nodes
-        if time.monotonic() > end:
-            raise RunError(f"{len(nodes)} nodes came within {serving.patience:g} s; {serving.nodes} were waited for.")
-        time.sleep(POLL)
+    return known
 
 
 class GridPost:
@@ -186,6 +185,10 @@ def _reply(message: Message) -> Reply | str:
         return f"its reply cannot be read: {error!r}"
 
 
+class Silence(str):
+    """Why there is no answer: it was waited for in vain."""
+
+
 def exchanged(
     grid: Grid, contents: Iterable[tuple[int, RecordDict]], kind: str, seconds: float
 ) -> Iterator[tuple[int, Message | str]]:
@@ -195,8 +198,11 @@ def exchanged(
     """
     waiting: dict[str, int] = {}
     for place, (node, content) in enumerate(contents):
-        (sent,) = grid.push_messages([Message(content, dst_node_id=node, message_type=kind)])
-        waiting[sent] = place
+        sent = "".join(grid.push_messages([Message(content, dst_node_id=node, message_type=kind)]))
+        if sent:
+            waiting[sent] = place
+        else:
+            yield place, "Flower does not know this node, or did not take what was sent to it"
     end = time.monotonic() + seconds
     while waiting and time.monotonic() < end:
         for sent, place in list(waiting.items()):
@@ -206,4 +212,4 @@ def exchanged(
         if waiting:
             time.sleep(POLL)
     for place in waiting.values():
-        yield place, f"it did not answer within {seconds:g} s"
+        yield place, Silence(f"it did not answer within {seconds:g} s")

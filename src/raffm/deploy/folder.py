@@ -37,7 +37,9 @@ ENVIRONMENT = """# Sourced by the scripts, and by you before `flwr`: nothing is 
 export RAFFM_APP="${{RAFFM_HERE:-{folder}}}"
 export FLWR_HOME="$RAFFM_APP/home"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-export PATH="{programs}:$PATH"
+export HF_HUB_OFFLINE="${{HF_HUB_OFFLINE:-1}}"                     # models and data are files here; 0 lets the hub be asked
+export RAFFM_CACHE="${{RAFFM_CACHE:-$RAFFM_APP/cache}}"
+export PATH="{programs}:$PATH"    # where flwr and flower-supernode are: on another machine, its own
 """
 
 TLS = """--ssl-ca-certfile "$RAFFM_APP/certs/ca.crt" --ssl-certfile "$RAFFM_APP/certs/{name}.pem" \\
@@ -45,6 +47,7 @@ TLS = """--ssl-ca-certfile "$RAFFM_APP/certs/ca.crt" --ssl-certfile "$RAFFM_APP/
 
 LINK = """#!/bin/sh
 # The server's end of the network. It runs until it is stopped (Ctrl-C).
+# Whoever reaches its port can also command runs: see "The control API" in raffm's docs/edge.md before you open it to others.
 RAFFM_HERE="$(cd "$(dirname "$0")" && pwd)"
 . "$RAFFM_HERE/env.sh"
 mkdir -p "$RAFFM_APP/work" && cd "$RAFFM_APP/work" || exit 1
@@ -68,7 +71,7 @@ CONNECTIONS = """[superlink]
 default = "here"
 
 [superlink.here]
-address = "{host}:{port}"
+address = "127.0.0.1:{port}"
 root-certificates = "{folder}/certs/ca.crt"
 
 [superlink.simulation]
@@ -129,6 +132,10 @@ def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port
     `host` is where nodes reach the server: its own machine, unless it is told to listen on all its addresses.
     """
     folder = folder.absolute()
+    if folder.is_file() or '"' in str(folder):
+        raise RunError(f"{str(folder)!r} is a file, or has a quotation mark in it. Choose a new folder.")
+    if not re.fullmatch(r"[A-Za-z0-9.:_-]+", host):
+        raise RunError(f"--host is {host!r}; give the name or the address of this machine.")
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{str(folder)!r} is not empty. Choose a new folder.")
     package = package_of(folder.name)
@@ -153,7 +160,7 @@ def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port
         "link.sh": LINK.format(**given),
         "node.sh": NODE.format(**given),
         "home/config.toml": CONNECTIONS.format(**given),
-        ".gitignore": "certs/\nhome/\nrun/\nwork/\nstate.db*\n",
+        ".gitignore": "cache/\ncerts/\nhome/\nrun/\nwork/\nstate.db*\n",
         **{f"nodes/{number}.config": f"{config}\n" for number, config in enumerate(configs)},
     }
     for name, text in texts.items():

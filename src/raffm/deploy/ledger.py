@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
-from raffm.deploy.statement import Device, device_from
+from raffm.deploy.statement import Device, device_from, said_of
 from raffm.devices.budget import Budget
 from raffm.devices.cost import CostModel
 from raffm.devices.fleet import Fleet, Tier
@@ -21,7 +22,7 @@ from raffm.methods.widths import prefix, width_groups
 from raffm.models.labelled import Labelled
 from raffm.rounds.local import Local
 
-MOST = 100_000_000
+MOST = 10_000_000
 """More examples than any node will have."""
 
 UNNUMBERED = -1
@@ -38,6 +39,11 @@ class Known:
     classes: tuple[int, ...]
     device: Device = field(default_factory=Device)
 
+    def to_json(self) -> dict[str, Any]:
+        """What it said, and its number."""
+        plain = {"node": self.node, "client": self.client, "examples": self.examples, "classes": list(self.classes)}
+        return {**plain, "device": said_of(self.device)}
+
 
 def known_from(node: int, said: Mapping[str, Any]) -> Known:
     """A node's statement, checked: it comes from another machine."""
@@ -52,17 +58,35 @@ def known_from(node: int, said: Mapping[str, Any]) -> Known:
 
 
 def numbered(known: Sequence[Known]) -> list[Known]:
-    """Nodes by their numbers as clients: 0, 1, 2, ..., each once. Who states none gets one, in the order of the nodes."""
-    taken = [each.client for each in known if each.client != UNNUMBERED]
-    free: Iterator[int] = (number for number in range(len(known)) if number not in set(taken))
+    """Nodes as clients 0, 1, 2, ...: by the numbers that they state; who states none gets one that is free.
+
+    Of two that state the same number, the second is left out: they would train on the same data.
+    """
+    kept: dict[int, Known] = {}
     by_node = sorted(known, key=lambda each: each.node)
-    ordered = sorted(
-        (replace(each, client=next(free)) if each.client == UNNUMBERED else each for each in by_node),
-        key=lambda each: each.client,
-    )
-    if [each.client for each in ordered] != list(range(len(known))):
-        raise RunError(f"{len(known)} nodes take part as clients 0 to {len(known) - 1}, but they say they are {sorted(taken)}.")
-    return ordered
+    for each in by_node:
+        if each.client in kept:
+            first = kept[each.client].node
+            _warn(f"node {each.node} is left out: it takes part as client {each.client}, as node {first} does.")
+        elif each.client != UNNUMBERED:
+            kept[each.client] = each
+    free = (number for number in count() if number not in kept)
+    strangers = [each for each in by_node if each.client == UNNUMBERED]
+    kept |= dict(zip([next(free) for _ in strangers], strangers, strict=True))
+    return [replace(kept[number], client=client) for client, number in enumerate(sorted(kept))]
+
+
+def returned(before: Sequence[Known], found: Sequence[Known]) -> list[Known]:
+    """The clients of a run that goes on: as they were, each with the node that now says it is that client.
+
+    One that has not come back keeps its place, and fails in every round that asks it. One that is new is left out.
+    """
+    now = {each.client: each.node for each in found if each.client != UNNUMBERED}
+    present = {each.node for each in found}
+    back = [each if each.node in present else replace(each, node=now.get(each.client, each.node)) for each in before]
+    for each in sorted(present - {each.node for each in back}):
+        _warn(f"node {each} is left out: it was not there when the run began.")
+    return back
 
 
 def ledger(known: Sequence[Known], dataset: Dataset) -> Federation:
@@ -71,8 +95,7 @@ def ledger(known: Sequence[Known], dataset: Dataset) -> Federation:
     The dataset's test and validation examples are the server's own; its training examples are not used.
     """
     for each in known:
-        if max(each.classes) >= len(dataset.classes):
-            raise RunError(f"node {each.node} has examples of class {max(each.classes)}; there are {len(dataset.classes)}.")
+        refuse_classes(each, len(dataset.classes))
     counts = [each.examples for each in known]
     labels = [torch.tensor(each.classes)[torch.arange(each.examples) % len(each.classes)] for each in known]
     ends = [0, *accumulate(counts)]
@@ -81,17 +104,24 @@ def ledger(known: Sequence[Known], dataset: Dataset) -> Federation:
     return Federation(replace(dataset, train=Examples({}, torch.cat(labels))), Split(parts, nobody))
 
 
+def refuse_classes(known: Known, classes: int) -> None:
+    """Refuse a node that has examples of classes which the run does not have."""
+    if max(known.classes) >= classes:
+        raise RunError(f"node {known.node} has examples of class {max(known.classes)}; there are {classes}.")
+
+
 # -- what fits ---------------------------------------------------------------------------------------------------------
 
 
 def fleet_of(known: Sequence[Known], fits: Callable[[Budget], float], method: Method | None = None) -> Fleet:
     """A tier for every kind of device, and who has which: `fits` gives the part of the model that limits leave."""
-    tiers = [_tier(each, fits, getattr(method, "heeds_budgets", False)) for each in known]
+    tiers = [tier_for(each, fits, getattr(method, "heeds_budgets", False)) for each in known]
     kinds = sorted(set(tiers), key=lambda tier: (-tier.size, repr(tier)))
     return Fleet(tuple(kinds), dealt=tuple(kinds.index(tier) for tier in tiers))
 
 
-def _tier(known: Known, fits: Callable[[Budget], float], heeds_budgets: bool) -> Tier:
+def tier_for(known: Known, fits: Callable[[Budget], float], heeds_budgets: bool = False) -> Tier:
+    """What a node's device holds; refused where that is nothing."""
     device = known.device
     try:
         size = device.size if device.size is not None else fits(device.budget) if device.budget is not None else 1.0
@@ -117,3 +147,7 @@ def fitting(server: Labelled, sizes: Sequence[float], local: Local) -> Callable[
         raise RunError(f"it holds {limits}; the smallest submodel, {min(sizes):g} of the model, takes {needs}.")
 
     return fits
+
+
+def _warn(words: str) -> None:
+    logging.getLogger("raffm").warning("raffm: %s", words)

@@ -214,9 +214,9 @@ def moments_to(letter: Letter, found: Mapping[str, Moments]) -> Reply:
 
 
 def _signed(letter: Letter, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Which letter is answered, and which frozen weights the node now keeps."""
+    """Which letter is answered."""
     asked = {key: letter.about.get(key) for key in ("kind", "client", "round")}
-    return {"format": FORMAT, **asked, "keeps": letter.about["frozen"], **about}
+    return {"format": FORMAT, **asked, **about}
 
 
 # -- back at the server ----------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def update_of(reply: Reply, order: Order, held: Held, server: Labelled) -> dict[
 def loss_of(reply: Reply, order: Order) -> float:
     """The mean loss that a node states."""
     loss = reply.about.get("loss")
-    if isinstance(loss, bool) or not isinstance(loss, int | float) or abs(loss) > LARGEST:
+    if isinstance(loss, bool) or not isinstance(loss, int | float) or not abs(loss) <= LARGEST:
         raise UpdateError(f"client {order.client}: its reply cannot be read: its loss is {str(loss)[:40]!r}.")
     return float(loss)
 

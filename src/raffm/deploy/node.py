@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raffm.algebra.move import travelling
 from raffm.algebra.selection import Selection
-from raffm.data.cache import cached
+from raffm.data.cache import cached, is_cached, prune
 from raffm.data.examples import Examples
 from raffm.data.task import Task
 from raffm.deploy.letters import (
@@ -36,6 +36,11 @@ from raffm.models.labelled import Labelled
 from raffm.models.moments import Moments, moments
 from raffm.models.surgery import assembled, skeleton
 from raffm.rounds.local import Local, batches_of, dropout_seed, order_of, train
+
+FROZEN = "frozen"
+
+KEPT = 16
+"""Sets of frozen weights that stay on a node's disk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +71,8 @@ class Node:
                 f"the server's model has the layout {letter.about['layout']}, the node's {frame.layout.fingerprint}: their "
                 "configs or versions differ."
             )
-        return Visit(letter, frame, self.task or task_from(letter.about["task"]), self.examples).answered()
+        reply = Visit(letter, frame, self.task or task_from(letter.about["task"]), self.examples).answered()
+        return Reply({**reply.about, "keeps": _kept(letter)}, reply.arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +104,7 @@ class Visit:
     def _frozen(self) -> dict[str, Tensor]:
         """What is not trained: it comes once, and is read from this machine's disk afterwards, mapped into memory."""
         digest = self.letter.about["frozen"]
-        return cached("frozen", {"digest": digest}, lambda: frozen_of(self.letter)) if digest else {}
+        return cached(FROZEN, {"digest": digest}, lambda: frozen_of(self.letter)) if digest else {}
 
     def _moments(self, module: nn.Module) -> dict[str, Moments]:
         """What the batch norms see on the first of the node's examples, as they are."""
@@ -130,6 +136,14 @@ class Visit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(dropout_seed(seed, round, client))
             return float(train(module, learn, local, batches, round, len(table), lambda: None))
+
+
+def _kept(letter: Letter) -> str:
+    """The frozen weights that this machine keeps from now on, if its disk has them; the oldest of many are given up."""
+    digest: str = letter.about["frozen"]
+    if digest:
+        prune(FROZEN, KEPT)
+    return digest if digest and is_cached(FROZEN, {"digest": digest}) else ""
 
 
 def classes_of(examples: Examples, classes: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from raffm.algebra.tally import Tally
 from raffm.deploy.letters import Letter, Parcel, Reply, inquiry_of, letter_of, loss_of, moments_of, parcel_of, update_of
+from raffm.deploy.node import KEPT
 from raffm.errors import RunError, UpdateError
 from raffm.methods.method import Held, Share, Update
 from raffm.models.moments import Moments, batch_norms, pooled
@@ -28,8 +31,9 @@ class Posted:
     def __init__(self, plan: Plan, post: Post) -> None:
         self._plan, self._post = plan, post
         self._workshop = Workshop(plan)
-        self._keeps: dict[int, set[str]] = {}
+        self._keeps: dict[int, deque[str]] = {}
         self._seen: dict[tuple[int, Share], dict[str, Moments]] = {}
+        self._last: dict[tuple[int, float], dict[str, Moments]] = {}
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
         """Write to all clients, and tally whoever answers."""
@@ -72,8 +76,8 @@ class Posted:
         """Who answers keeps what came; of who fails nothing is taken for granted."""
         if isinstance(reply, str):
             self._keeps.pop(client, None)
-        elif isinstance(reply.about.get("keeps"), str):
-            self._keeps.setdefault(client, set()).add(reply.about["keeps"])
+        elif reply.about.get("keeps") and isinstance(reply.about["keeps"], str):
+            self._keeps.setdefault(client, deque(maxlen=KEPT // 2)).append(reply.about["keeps"])
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -85,12 +89,30 @@ class Posted:
 
     def statistics(self, plan: Plan, module: nn.Module, job: Job) -> Mapping[str, Moments]:
         """What the batch norms of a submodel see on clients' data: as of the last evaluation, if it was of this round."""
-        key = job.round, job.share
-        return self._seen[key] if key in self._seen else self._asked([job])[key]
+        return self._seen[_key(job)] if _key(job) in self._seen else self._asked([job])[_key(job)]
 
     def _asked(self, jobs: Sequence[Job]) -> dict[tuple[int, Share], dict[str, Moments]]:
-        """Ask clients for moments of all submodels at once."""
-        pairs = [(job, client) for job in jobs for client in self._calibrating(job)]
+        """Ask clients for moments of all submodels at once; where nobody answers for one, others are asked."""
+        found: dict[tuple[int, Share], dict[str, Moments]] = {}
+        for clients in zip(*(self._calibrating(job) for job in jobs), strict=True):
+            left = [(job, several) for job, several in zip(jobs, clients, strict=True) if _key(job) not in found]
+            found |= self._answers([(job, client) for job, several in left for client in several])
+        for place, job in enumerate(jobs):
+            if _key(job) not in found:
+                found[_key(job)] = self._earlier(place, job)
+            self._last[place, job.size] = found[_key(job)]
+        return found
+
+    def _earlier(self, place: int, job: Job) -> dict[str, Moments]:
+        """The statistics of the last evaluation for a submodel of the same shape."""
+        before = self._last.get((place, job.size), {})
+        if self._channels(job) != {name: len(each.total) for name, each in before.items()}:
+            raise RunError(f"nobody gave the statistics of batch norms that an evaluation of size {job.size:g} needs.")
+        _warn(f"nobody gave the statistics of batch norms of size {job.size:g}; those of an earlier evaluation are used.")
+        return before
+
+    def _answers(self, pairs: Sequence[tuple[Job, int]]) -> dict[tuple[int, Share], dict[str, Moments]]:
+        """The moments of submodels, each from some clients."""
 
         def letters() -> Iterator[tuple[int, Letter]]:
             for share, several in groupby(pairs, key=lambda pair: pair[0].share):
@@ -100,7 +122,6 @@ class Posted:
                     yield client, inquiry_of(self._plan, client, parcel, self._has(client, parcel))
 
         found: dict[tuple[int, Share], list[dict[str, Moments]]] = {}
-        reasons: list[str] = []
         for place, reply in self._post(letters()):
             job, client = pairs[place]
             self._note(client, reply)
@@ -108,20 +129,30 @@ class Posted:
                 if isinstance(reply, str):
                     raise UpdateError(f"client {client}: {reply}")
                 given = moments_of(reply, client, self._channels(job))
-                found.setdefault((job.round, job.share), []).append(given)
+                found.setdefault(_key(job), []).append(given)
             except UpdateError as error:
-                reasons.append(str(error))
-        for job in jobs:
-            if (job.round, job.share) not in found:
-                raise RunError("nobody gave the statistics of batch norms that an evaluation needs: " + " ".join(reasons))
+                _warn(f"the statistics of batch norms come without those of {error}")
         return {key: pooled(several) for key, several in found.items()}
 
-    def _calibrating(self, job: Job) -> list[int]:
-        """Of the round's calibrating clients those whose device holds the submodel; where none does, the largest."""
+    def _calibrating(self, job: Job) -> list[list[int]]:
+        """Who is asked for moments, and who if none of them answers, and so on.
+
+        First the round's calibrating clients whose device holds the submodel; then others that hold it; then the largest of
+        those that do not.
+        """
         plan = self._plan
-        sizes = {client: plan.tier_of(client, job.round).size for client in calibrating(plan, job.round)}
-        needed = min(job.size, max(sizes.values()))
-        return [client for client, size in sizes.items() if size >= needed]
+        sizes = {client: plan.tier_of(client, job.round).size for client in range(plan.data.clients)}
+        chosen = set(calibrating(plan, job.round))
+        holding = [client for client, size in sizes.items() if size >= job.size]
+        others = sorted(set(sizes) - set(holding), key=lambda client: -sizes[client])
+        largest = [client for client in others if sizes[client] == sizes[others[0]]]
+        stages = [
+            [client for client in holding if client in chosen],
+            [client for client in holding if client not in chosen],
+            largest,
+            [client for client in others if client not in set(largest)],
+        ]
+        return [stage[: plan.evaluating.calibration_clients] for stage in stages]
 
     def _channels(self, job: Job) -> dict[str, int]:
         module = self._workshop.loaded(job.share, self._plan.method.held(self._plan.server, job.share)).module
@@ -129,3 +160,11 @@ class Posted:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _key(job: Job) -> tuple[int, Share]:
+    return job.round, job.share
+
+
+def _warn(words: str) -> None:
+    logging.getLogger("raffm").warning("raffm: %s", words)

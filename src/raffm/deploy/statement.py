@@ -8,12 +8,17 @@ It stands in the node's config (`flower-supernode --node-config "max-params='45M
     max-flops     FLOPs of one example
     speed         FLOP/s in training, bandwidth    bytes/s: for the virtual clock
     auto          true: what is not stated is measured
+    data          where its examples are; or, in a trial, partition-id and num-partitions
+
+Other keys are refused, so that a slip of the pen does not give a small device the full model; those that begin with `x-` are
+left to others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
 
@@ -23,6 +28,8 @@ from raffm.errors import RunError
 UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 LIMITS = ("max-params", "max-memory", "max-flops")
+
+KEYS = ("size", *LIMITS, "speed", "bandwidth", "auto", "data", "partition-id", "num-partitions")
 
 MEASURED_PART = 0.5
 """The part of the free memory that a node that measures itself gives to training."""
@@ -40,9 +47,14 @@ class Device:
 
 def stated(config: Mapping[str, Any]) -> dict[str, Any]:
     """A node's statement about its device, in plain values, from its config."""
+    for key in config:
+        if key not in KEYS and not key.startswith("x-"):
+            near = get_close_matches(key, KEYS, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(KEYS)}."
+            raise RunError(f"the node's config has the unknown key {key!r}.{hint}")
     found: dict[str, Any] = {}
     if "size" in config:
-        found["size"] = _part(config["size"])
+        found["size"] = part(config["size"])
     for key in (*LIMITS, "speed", "bandwidth"):
         if key in config:
             found[key] = quantity(config[key], key)
@@ -60,11 +72,18 @@ def measured(known: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def said_of(device: Device) -> dict[str, Any]:
+    """What `device_from` reads: the statement of a device."""
+    limits = {} if device.budget is None else {f"max-{kind}": limit for kind, limit in device.budget.limits.items()}
+    plain = {"size": device.size, "speed": device.speed, "bandwidth": device.bandwidth, **limits}
+    return {key: entry for key, entry in plain.items() if entry is not None}
+
+
 def device_from(said: Mapping[str, Any]) -> Device:
     """What was stated, checked: it comes from another machine."""
     numbers = {key: quantity(said[key], key) for key in (*LIMITS, "speed", "bandwidth") if key in said}
     limits = {key.replace("-", "_"): int(numbers[key]) for key in LIMITS if key in numbers}
-    size = _part(said["size"]) if "size" in said else None
+    size = part(said["size"]) if "size" in said else None
     return Device(size, Budget(**limits) if limits else None, numbers.get("speed"), numbers.get("bandwidth"))
 
 
@@ -85,7 +104,8 @@ def quantity(text: Any, what: str) -> float:
     return found
 
 
-def _part(text: Any) -> float:
+def part(text: Any) -> float:
+    """A part of the model: 1/4, 0.25."""
     try:
         found = float(Fraction(str(text)))
     except (ValueError, ZeroDivisionError):

@@ -196,7 +196,11 @@ class _Run:
         self.results = replace(self.results, rounds=(*self.results.rounds, entry))
         evaluation = None
         if (round + 1) % self.plan.evaluating.every == 0 or round + 1 == self.plan.rounds:
-            evaluation, by_client = evaluate(self.plan, self.backend, round + 1)
+            try:
+                evaluation, by_client = evaluate(self.plan, self.backend, round + 1)
+            except RunError:
+                self.save(round + 1)  # it is trained, whatever the test needs
+                raise
             evaluations = (*self.results.evaluations, evaluation)
             self.results = replace(self.results, evaluations=evaluations, client_scores=by_client, metric=evaluation.metric)
         self.watcher.round(entry, evaluation, self.results)

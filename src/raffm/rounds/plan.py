@@ -24,8 +24,8 @@ from raffm.seeds import generator
 class Participation:
     """Who is asked in a round.
 
-    `clients` is a number, or a share of all below 1. `by`: "uniform", by "data" (chances grow with a client's number of
-    examples), or by "availability" (each client is reachable with a chance of its own, `availability` on average).
+    `clients` is a number, a share of all below 1, or 0 for all. `by`: "uniform", by "data" (chances grow with a client's
+    number of examples), or by "availability" (each client is reachable with a chance of its own, `availability` on average).
     `dropout` is the chance that an asked client never answers; `deadline` the virtual seconds after which nobody is
     waited for (0: no deadline). A round with fewer than `minimum` good updates is not counted: it is tried again, up to
     `tries` times in all, and then the run stops.
@@ -42,7 +42,7 @@ class Participation:
     def __post_init__(self) -> None:
         if self.by not in ("uniform", "data", "availability"):
             raise RunError(f"clients are sampled uniform, by data or by availability, not by {self.by!r}.")
-        if self.clients <= 0:
+        if self.clients < 0:
             raise RunError(f"a round needs clients, but {self.clients!r} were asked for.")
         if not 0 <= self.dropout < 1 or not 0 < self.availability < 1 or self.deadline < 0:
             raise RunError("dropout lies in [0, 1), availability in (0, 1), and a deadline is not negative.")
@@ -51,6 +51,8 @@ class Participation:
 
     def count(self, clients: int) -> int:
         """How many of all clients a round asks."""
+        if not self.clients:
+            return clients
         asked = round(self.clients * clients) if self.clients < 1 else int(self.clients)
         if asked > clients:
             raise RunError(f"a round asks {asked} clients, but there are {clients}.")

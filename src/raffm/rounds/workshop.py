@@ -129,6 +129,8 @@ def refuse_long(plan: Plan, update: Update) -> None:
     sent = extract(plan.server.tensors, plan.server.layout, update.share.selection)
     total = 0.0
     for name, tensor in update.tensors.items():
+        if name not in sent or tensor.shape != sent[name].shape:
+            raise UpdateError(f"client {update.client}: `{name}` is no tensor of its submodel, or has another shape.")
         if tensor.is_floating_point():
             change = tensor - sent[name]
             held = update.held

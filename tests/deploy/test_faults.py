@@ -170,9 +170,12 @@ def test_a_node_killed_in_mid_round_costs_its_own_update_and_is_back_after_a_res
     assert is_server_of(network, ALL, [0, 2], [0, 2], ALL)
 
 
-@pytest.mark.parametrize("also", ["its ServerApp, too", "the link alone"])
+@pytest.mark.parametrize("also", ["its ServerApp, too", "the link alone", "a node, too"])
 def test_a_killed_server_goes_on_from_its_last_finished_round(make: Make, also: str) -> None:
+    """The last node measures its speed, which is another each time; the run goes on with what it said at first."""
     network = make()
+    with (network.folder / "nodes" / "2.config").open("a") as config:
+        config.write(" auto=true")
     network.begin()
     held = hold(network, client=0, round=1)
     running = run(network)
@@ -180,20 +183,35 @@ def test_a_killed_server_goes_on_from_its_last_finished_round(make: Make, also: 
     others = psutil.Process(network.started["link"].pid).children(recursive=True)
     assert any("flwr-serverapp" in each.name() for each in others)
     network.kill("link")
-    for process in others if also == "its ServerApp, too" else ():
+    for process in others if also != "the link alone" else ():
         process.kill()
-    _, left = psutil.wait_procs(others, timeout=20)
-    assert not left, "the programs of a link end with it"
+    _, alive = psutil.wait_procs(others, timeout=20)
+    assert not alive, "the programs of a link end with it"
     assert running.wait(60) != 0
     assert saved_rounds(network) == 1
+    left = [0, 1] if also == "a node, too" else ALL
+    if left != ALL:
+        network.kill("node2")
     network.link()
     held.unlink()
-    assert run(network, "-c", "resume=true").wait(240) == 0, network.log("run")
+    assert run(network, "-c", f"resume=true nodes={len(left)}").wait(240) == 0, network.log("run")
 
     assert len(rounds_of(network)) == 3
-    assert not any(entry["refused"] for entry in rounds_of(network))
+    assert [set(entry["refused"]) for entry in rounds_of(network)[1:]] == [set() if left == ALL else {"2"}] * 2
     assert all(asked(network)[client, 0] == 1 for client in ALL)
-    assert is_server_of(network, ALL, ALL, ALL)
+    assert is_server_of(network, ALL, left, left)
+
+
+def test_a_node_that_stalls_past_the_deadline_costs_its_own_update(make: Make) -> None:
+    network = make()
+    network.begin()
+    held = hold(network, client=2, round=1)
+    assert run(network, "-c", "deadline=20.0").wait(240) == 0, network.log("run")
+    held.unlink()
+    refused = [entry["refused"] for entry in rounds_of(network)]
+    assert [set(each) for each in refused] == [set(), {"2"}, set()], refused
+    assert refused[1]["2"] == "client 2: it did not answer within 20 s"
+    assert is_server_of(network, ALL, [0, 1], ALL)
 
 
 def test_a_link_of_its_own_process_may_be_killed_and_the_run_loses_nothing(make: Make) -> None:

@@ -206,8 +206,10 @@ def test_a_node_that_stalls_past_the_deadline_costs_its_own_update(make: Make) -
     network = make()
     network.begin()
     held = hold(network, client=2, round=1)
-    assert run(network, "-c", "deadline=20.0").wait(240) == 0, network.log("run")
-    held.unlink()
+    running = run(network, "-c", "deadline=20.0")
+    until(lambda: asked(network)[0, 2] == 1, network)
+    held.unlink()  # it ends what nobody waits for any more, and is back
+    assert running.wait(240) == 0, network.log("run")
     refused = [entry["refused"] for entry in rounds_of(network)]
     assert [set(each) for each in refused] == [set(), {"2"}, set()], refused
     assert refused[1]["2"] == "client 2: it did not answer within 20 s"

@@ -16,7 +16,9 @@ def export(
         typer.Option(help="Instead of a size: a JSON file with the sizes of a submodel's groups."),
     ] = None,
     pick: Annotated[int | None, typer.Option(help="Which finalist, where that file is the search.json of a search.")] = None,
-    format: Annotated[str, typer.Option(help="onnx, onnx-int8, openvino, tensorrt or stock.")] = "onnx",
+    format: Annotated[
+        str, typer.Option(help="onnx, onnx-int8, openvino, tensorrt, stock, or nested: all sizes in one.")
+    ] = "onnx",
     dynamic: Annotated[bool, typer.Option(help="8 bits for weights alone; activations are quantised as they come.")] = False,
     most_lost: Annotated[float, typer.Option(help="What accuracy may lose by 8 bits.")] = 0.02,
     out: Annotated[Path | None, typer.Option(help="A new folder. [default: RUN/export/FORMAT-SIZE]")] = None,
@@ -32,6 +34,8 @@ def export(
     from raffm.search.judge import judge_of
 
     quiet()
+    if format == "nested":
+        return _nested(run, out or run / "export" / "nested")
     plan, saved = reopened(run)
     trained = Trained(saved.results, plan)
     if submodel is not None:
@@ -61,3 +65,18 @@ def export(
     )
     if format == "tensorrt":
         typer.echo("No engine was built: run build.sh on the device that will run it.")
+
+
+def _nested(run: Path, folder: Path) -> None:
+    """All sizes in one folder."""
+    from raffm.cli.show import rows
+    from raffm.errors import ExportError
+    from raffm.share import share
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ExportError(f"{str(folder)!r} is not empty. Give another --out.")
+    made = share(run, folder)
+    metric = next(iter(made.pieces[0].metrics))
+    lines = [[piece.name, f"{piece.params:,}", f"{piece.flops:,}", f"{piece.metrics[metric]:.4f}"] for piece in made.pieces]
+    rows(["size", "parameters", "FLOPs", f"test {metric}"], lines)
+    typer.echo(f"\nOne file, every size: raffm.share.from_pretrained({str(folder)!r}).submodel(NAME)")

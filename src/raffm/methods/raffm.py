@@ -71,6 +71,10 @@ class RaFFM(Usual):
         """The sizes that submodels are chosen from."""
         return self._shapes.space(server)
 
+    def shape_for(self, server: Labelled, device: Device) -> Sizes:
+        """The sizes that fit a device."""
+        return self._shapes.fitted(server, device)
+
     def _ranking(self, server: Labelled) -> Ranking:
         return Ranking() if self.metric == "none" else rank(server.model, server.layout, self.metric)
 

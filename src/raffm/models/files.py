@@ -81,18 +81,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file that must be there, in memory of their own.
-
-    A view into the file need not be aligned as fresh memory is, and kernels round differently where it is not.
-    """
+def mapped_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file that must be there, mapped into memory: what is not touched is not read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not path.is_file():
         raise CheckpointError(f"{str(path.parent)!r} has no {path.name}.")
     try:
-        tensors: dict[str, Tensor] = {name: tensor.clone() for name, tensor in load_file(path).items()}
+        tensors: dict[str, Tensor] = load_file(path)
+        return tensors
     except SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} is damaged or cut short: {error}. Restore it from a copy.") from None
-    return tensors
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The same in memory of their own.
+
+    A view into the file need not be aligned as fresh memory is, and kernels round differently where it is not.
+    """
+    return {name: tensor.clone() for name, tensor in mapped_tensors(path).items()}

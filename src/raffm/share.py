@@ -1,0 +1,189 @@
+"""A trained run as one folder to give away: every submodel in it, with a card, for a hub or a device.
+
+share("runs/vit", "my-elastic-vit")
+model = from_pretrained("my-elastic-vit").submodel(max_params=2_000_000)
+push_to_hub("my-elastic-vit", "me/my-elastic-vit")
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raffm.elastic import RaFFM
+from raffm.errors import CheckpointError, ExportError
+from raffm.libraries import library
+from raffm.methods.method import Share
+from raffm.methods.raffm import RaFFM as RaFFMMethod
+from raffm.models.files import read_json
+from raffm.models.labelled import Labelled
+from raffm.models.nested import Nested, Piece, load_nested, norms_of, save_nested
+from raffm.pick import space_of
+from raffm.prepare import reopened
+from raffm.report.tables import count
+from raffm.rounds.costs import Costs
+from raffm.rounds.plan import Plan
+from raffm.search.front import Candidate, front
+from raffm.search.judge import Judge, judge_of, own_metric
+
+TOLERANCE = 1e-4
+
+HUB = CheckpointError("hubs are reached through huggingface_hub: pip install 'raffm[transformers]'.")
+
+CARD = """---
+library_name: raffm
+tags: [raffm, elastic, federated-learning]
+---
+# {name}
+
+One {model} trained by {method} across devices of different sizes (raffm), with every submodel in it: its weights lie in the
+order of their salience, so that a smaller submodel is a prefix of a larger one. A device reads the part that it can hold.
+
+| size | parameters | FLOPs | {metrics} |
+|---|---|---|{lines}|
+{rows}
+
+On the test set of {data} ({test:,} examples), which chose nothing. Trained for {rounds} rounds with {clients} clients; their
+devices held {fleet} of the model.
+
+```python
+from raffm.share import from_pretrained
+
+nested = from_pretrained("{name}")
+model = nested.submodel("{smallest}")                  # or nested.submodel(max_params=1_000_000)
+```
+
+The full model also loads without raffm, by its family's own `from_pretrained`. `nested.json` has labels, preprocessing and
+the settings of the run.
+"""
+
+
+def share(run: str | Path, folder: str | Path, metric: str | None = None) -> Nested:
+    """Write a run's model with all its sizes into a new folder: those of its search, where there was one, else its fleet's.
+
+    `metric` ranks the weights; by default as the run did. Every size is loaded again and compared.
+    """
+    plan, saved = reopened(Path(run))
+    metric = metric or own_metric(plan)
+    judge = judge_of(plan, metric)
+    chosen = dict(_sizes_of(plan, judge, Path(run), metric))
+    nest = _permuted(judge)
+    prices = Costs(plan)
+    pieces = {}
+    for name, sizes in chosen.items():
+        module = nest.module(sizes)
+        cost, scores = prices.of(Share(judge.selection(sizes))), judge.scores(module, plan.data.dataset.test)
+        pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores), norms_of(module)
+    about = {
+        "labels": list(plan.data.dataset.classes),
+        "preprocessing": {"task": type(plan.task).__name__, **(asdict(plan.task) if is_dataclass(plan.task) else {})},
+        "method": plan.method.name,
+        "ranking": metric,
+        "data": plan.data.dataset.name,
+        "rounds": saved.round,
+        "run": saved.results.run,
+    }
+    save_nested(nest.plan.server, nest.ranking, pieces, folder, about, _card(Path(folder).name, plan, pieces))
+    nested = load_nested(folder)
+    _compare(nested, judge, chosen)
+    return nested
+
+
+SHIPPED = Path(__file__).with_name("shipped")
+"""Models that come with raffm."""
+
+
+def from_pretrained(name: str | Path, revision: str | None = None) -> Nested:
+    """A shared folder: here, among those that come with raffm ("digits-vit"), or on a hub."""
+    for place in (Path(name), SHIPPED / str(name)):
+        if place.is_dir():
+            return load_nested(place)
+    hub = library("huggingface_hub", HUB)
+    try:
+        return load_nested(hub.snapshot_download(str(name), revision=revision))
+    except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"there is no folder {str(name)!r}, and the hub did not give it: {reason}") from None
+
+
+def push_to_hub(folder: str | Path, repository: str, private: bool = True) -> str:
+    """Put a shared folder on a hub; gives its address. Log in first: `hf auth login`."""
+    load_nested(folder)
+    hub = library("huggingface_hub", HUB)
+    try:
+        hub.create_repo(repository, private=private, exist_ok=True)
+        return str(hub.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="A model by raffm"))
+    except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
+        raise CheckpointError(f"the hub did not take {repository!r}: {str(error).splitlines()[0]}") from None
+
+
+def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> Iterable[tuple[str, dict[str, int]]]:
+    """The full model, and the sizes of the run's search or of its fleet, by name."""
+    space = space_of(plan, None)
+    yield "1", space.largest()
+    searched = run / "search" / "search.json"
+    if searched.is_file() and read_json(searched)["ranking"] == metric:
+        content = read_json(searched)
+        for each in reversed(front(map(Candidate.from_json, content["finalists"]), content["cost"])):
+            if dict(each.sizes) != space.largest():
+                yield count(each.costs["params"]).replace(" ", ""), dict(each.sizes)
+        return
+    method = plan.method if isinstance(plan.method, RaFFMMethod) else RaFFMMethod(metric=metric)
+    shapes = plan.served
+    for name, device in shapes.items():
+        if device.size < 1:
+            yield name, {**space.largest(), **method.shape_for(plan.server, device)}
+
+
+def _permuted(judge: Judge) -> Judge:
+    """A judge of a copy of the model, with its weights in the order of the ranking."""
+    server = judge.plan.server
+    elastic = RaFFM(copy.deepcopy(server.model), table=server.table)
+    elastic.ranking = judge.ranking
+    elastic.permute()
+    moved = replace(judge.plan, server=Labelled.of(elastic.model, server.table), method=RaFFMMethod(metric="none"))
+    return replace(judge, plan=moved, ranking=elastic.ranking)
+
+
+def _compare(nested: Nested, judge: Judge, chosen: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse a folder whose submodels are not those of the run."""
+    plan = judge.plan
+    batch = plan.task.batch(judge.validation, torch.arange(min(8, len(judge.validation))))
+    for name, sizes in chosen.items():
+        with torch.no_grad():
+            expected, given = (plan.task.forward(each, batch) for each in (judge.module(sizes), nested.submodel(name)))
+        gap = float((given - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+        if not gap <= TOLERANCE:
+            raise ExportError(f"size {name} of {str(nested.folder)!r} differs from that of the run by {gap:.1e}.")
+
+
+def _card(name: str, plan: Plan, pieces: Mapping[str, tuple[Piece, Any]]) -> str:
+    listed: list[Piece] = [piece for piece, _ in pieces.values()]
+    metrics = list(listed[0].metrics)
+    rows = []
+    for piece in listed:
+        scores = [f"{piece.metrics[each]:.4f}" for each in metrics]
+        rows.append(_row([piece.name, f"{piece.params:,}", f"{piece.flops:,}", *scores]))
+    return CARD.format(
+        name=name,
+        model=type(plan.server.model).__name__,
+        method=plan.method.name,
+        metrics=" | ".join(metrics),
+        lines="|".join("---" for _ in metrics),
+        rows="\n".join(rows),
+        data=plan.data.dataset.name,
+        test=len(plan.data.dataset.test),
+        rounds=plan.rounds,
+        clients=plan.data.clients,
+        fleet=", ".join(tier.label for tier in plan.fleet.tiers),
+        smallest=min(listed, key=lambda piece: piece.params).name,
+    )
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

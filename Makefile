@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-oldest check bench bench-others bench-gpu bench-edge docs clean
+.PHONY: help setup demo test test-all test-oldest check bench bench-others bench-gpu bench-edge bench-deploy docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -59,6 +59,9 @@ bench-gpu: ## Check the captured backend on a GPU and measure it (half an hour; 
 
 bench-edge: setup ## Measure rounds over Flower against a plain Flower FedAvg (half an hour; wants a quiet machine, 12 GB)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.edge
+
+bench-deploy: setup ## Measure a half-size ViT-base in ONNX Runtime, its file, and how soon it is cut (two minutes)
+	$(BIN)/python -m benchmarks.deploy
 
 docs: setup ## Write the generated parts of README and docs anew
 	$(BIN)/python scripts/check_generated.py --write

@@ -14,17 +14,18 @@ import os
 import platform
 import time
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from benchmarks.timing import interleaved, ratio
 from benchmarks.vit_base import vit_base
 from raffm.elastic import RaFFM
-from raffm.export.runtimes import Run, in_onnx_runtime
+from raffm.export.runtimes import in_onnx_runtime
 from raffm.export.write import bytes_of, write_int8, write_onnx
 from raffm.models.checkpoint import save_submodel
 
@@ -33,18 +34,6 @@ def half_of(elastic: RaFFM) -> dict[str, int]:
     """Half of every layer's FFN and half of its heads."""
     sizes = elastic.layout.sizes
     return {group: sizes[group] // 2 for group in sizes if group.endswith((".ffn", ".heads"))}
-
-
-def in_turn(runs: dict[str, Run], inputs: dict[str, torch.Tensor], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every run, one after the other in every round, after a round that does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for place in range(rounds + 1):
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            run(inputs)
-            if place:
-                taken[name].append(time.perf_counter() - begin)
-    return taken
 
 
 def measured(rounds: int) -> dict[str, Any]:
@@ -65,21 +54,16 @@ def measured(rounds: int) -> dict[str, Any]:
             for name, module in (("full", elastic.model), ("half", half.eval()))
         }
         runs = {name: in_onnx_runtime(written.path, os.cpu_count() or 1) for name, written in files.items()}
-        taken = in_turn(runs, one, rounds)
+        taken = interleaved({name: partial(run, one) for name, run in runs.items()}, rounds, "full and half in turn")
         small = bytes_of(write_int8(files["half"].path, Path(folder) / "int8.onnx", [inputs]))
-        found = {
-            "params": {"full": elastic.total_params, "half": params},
-            "seconds": {name: median(each) for name, each in taken.items()},
-            "spread": {name: [min(each), max(each)] for name, each in taken.items()},
-            "gap": {name: written.gap for name, written in files.items()},
-            "bytes": {"float32": files["half"].bytes, "int8": small},
-            "extracted": extracted,
-            "saved": saved,
-        }
     return {
-        **found,
-        "faster": found["seconds"]["full"] / found["seconds"]["half"],
-        "smaller": found["bytes"]["float32"] / small,
+        "params": {"full": elastic.total_params, "half": params},
+        "milliseconds": {name: times.median for name, times in taken.items()},
+        "faster": ratio(taken, "full", "half"),
+        "gap": {name: written.gap for name, written in files.items()},
+        "bytes": {"float32": files["half"].bytes, "int8": small},
+        "smaller": files["half"].bytes / small,
+        "seconds": {"extracted": extracted, "extracted and saved": saved},
     }
 
 

@@ -29,9 +29,11 @@ def test_the_readmes_examples_have_twelve_lines_at_most_and_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAFFM_CACHE", str(tmp_path / "cache"))
-    run, submodels = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    for code in (run, submodels):
+    shipped, run, submodels = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for code in (shipped, run, submodels):
         assert len([line for line in code.splitlines() if line]) <= 12
+    exec(compile(shipped, "README.md", "exec"), {})
+    assert "('1/4', 49258, 0.8" in capsys.readouterr().out
     exec(compile(run, "README.md", "exec"), {})
     assert "| 1/4 |" in capsys.readouterr().out
     assert (tmp_path / "runs" / "digits" / "report.html").is_file()

@@ -431,6 +431,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_tally_does_not_depend_on_the_number_of_clients() -> None:
     steady = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 18)}  # else the heap's own moods are larger than the limit
     few, many = (

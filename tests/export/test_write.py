@@ -39,8 +39,8 @@ def t5_encoder() -> nn.Module:
     return T5EncoderModel(whole.config)  # type: ignore[arg-type]
 
 
-QUICK = ["vit", "bert", "raffm_resnet"]
-MORE = ["roberta", "distilbert", "resnet", "deit", "gpt2", "llama", "t5"]
+QUICK = ["vit", "raffm_resnet"]
+MORE = ["bert", "roberta", "distilbert", "resnet", "deit", "gpt2", "llama", "t5"]
 
 
 @pytest.mark.parametrize("family", [*QUICK, *(pytest.param(family, marks=pytest.mark.slow) for family in MORE)])

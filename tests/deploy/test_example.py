@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -25,7 +26,14 @@ def begun(folder: Path, port: int) -> subprocess.Popen[str]:
 
 
 def left(folder: Path) -> list[str]:
-    """Programs that still run for the app of a folder."""
+    """Programs that still run for the app of a folder; Flower's own notice within seconds that their parents are gone."""
+    end = time.monotonic() + 30
+    while (found := running(folder)) and time.monotonic() < end:
+        time.sleep(0.5)
+    return found
+
+
+def running(folder: Path) -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:

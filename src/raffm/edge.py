@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from raffm.data.examples import Dataset, Examples
 from raffm.deploy.statement import stated
 from raffm.errors import RunError
 from raffm.models.files import read_json
+from raffm.notices import notice
 from raffm.settings import Settings, read_file, read_settings
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def server_app(
             watcher=watcher or Display(made.rounds),
         )
         if place is not None:
-            logging.getLogger("raffm").warning("raffm: the report is in %s", place / "report.html")
+            notice(f"the report is in {place / 'report.html'}")
         done(trained)
 
     return app
@@ -145,10 +145,8 @@ def _known(grid: Grid, serving: Serving, check: Callable[[Known], None], folder:
 def _tell(known: Sequence[Known], plan: Plan) -> None:
     """Say who takes part, and with what."""
     for each in known:
-        tier, count = plan.tier_of(each.client, 0), f"{each.examples:,} examples"
-        logging.getLogger("raffm").warning(
-            "raffm: node %d is client %d: %s, size %s", each.node, each.client, count, tier.label
-        )
+        size = plan.tier_of(each.client, 0).label
+        notice(f"node {each.node} is client {each.client}: {each.examples:,} examples, size {size}")
 
 
 # -- from a run's TOML file ------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ small = result.submodel(1 / 4)
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from raffm.methods import method_of
 from raffm.methods.method import Device, Method, Served
 from raffm.models.checkpoint import save_submodel
 from raffm.models.labelled import Labelled
+from raffm.notices import notice
 from raffm.report.folder import write_results
 from raffm.report.tables import as_markdown
 from raffm.rounds.backend import Backend, Serial
@@ -215,7 +215,7 @@ def captured_or_serial(plan: Plan, lanes: int = 0, style: Style | None = None) -
     """The captured backend where the model is on a GPU, else the serial one, and a notice."""
     devices = {tensor.device.type for tensor in plan.server.tensors.values()}
     if devices != {"cuda"}:
-        logging.getLogger("raffm").warning("raffm: there is no GPU to capture on; clients train one after another.")
+        notice("there is no GPU to capture on; clients train one after another.")
         return Serial(plan)
     from raffm.simulate.captured import Captured
 

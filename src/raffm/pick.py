@@ -8,7 +8,6 @@ module = picked.module()
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from raffm.errors import ExportError, RunError
 from raffm.methods.raffm import RaFFM
 from raffm.models.files import read_json
 from raffm.models.space import Space, read_space
+from raffm.notices import notice
 from raffm.prepare import reopened
 from raffm.report.explorer import command_for, explorer_page
 from raffm.report.folder import write_file
@@ -133,8 +133,7 @@ def best_submodel(
     metric = metric or own_metric(plan)
     judge = judge_of(plan, metric, examples, seed)
     if plan.data.dataset.validation is None:
-        words = "the run held out no validation examples, so training examples judge; scores will be too good."
-        logging.getLogger("raffm").warning("raffm: %s", words)
+        notice("the run held out no validation examples, so training examples judge; scores will be too good.")
     chosen = space_of(plan, space)
     effort = effort or Effort(workers=torch.get_num_threads())
     asked = {*limits, "flops"} | ({"latency"} if target is not None else set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 
 import typer
 
@@ -32,18 +33,15 @@ def errors_in_one_line() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
-
-
 def counted(text: str | None, option: str) -> float | None:
     """A number as people write it: 45M, 2.5G, 300k, 1200."""
     if text is None:
         return None
-    digits, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1.0)
-    try:
-        found = float(digits) * unit
-    except ValueError:
-        raise RunError(f"{option} is {text!r}; give a number, as in 1200, 300k, 45M or 2.5G.") from None
+    from raffm.deploy.statement import number_in
+
+    found = number_in(text)
+    if isnan(found):
+        raise RunError(f"{option} is {text!r}; give a number, as in 1200, 300k, 45M or 2.5G.")
     if not 0 < found < float("inf"):
         raise RunError(f"{option} is {text!r}; give a number above 0.")
     return found

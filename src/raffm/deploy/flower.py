@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from raffm.deploy.node import Node, classes_of
 from raffm.deploy.statement import stated
 from raffm.errors import RunError
 from raffm.models.labelled import Labelled
+from raffm.notices import notice
 
 POLL = 0.5
 """Seconds between two looks at whether somebody has answered."""
@@ -143,7 +143,7 @@ def gathered(grid: Grid, serving: Serving, check: Callable[[Known], None] = lamb
                 found[node] = said
             elif node not in reasons or not isinstance(message, Silence):
                 reasons[node] = said
-                logging.getLogger("raffm").warning("raffm: %s", said)
+                notice(said)
         time.sleep(POLL)
     return list(found.values())
 

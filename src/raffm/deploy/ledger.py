@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
@@ -20,6 +19,7 @@ from raffm.errors import RunError
 from raffm.methods.method import Method
 from raffm.methods.widths import prefix, width_groups
 from raffm.models.labelled import Labelled
+from raffm.notices import notice
 from raffm.rounds.local import Local
 
 MOST = 10_000_000
@@ -67,7 +67,7 @@ def numbered(known: Sequence[Known]) -> list[Known]:
     for each in by_node:
         if each.client in kept:
             first = kept[each.client].node
-            _warn(f"node {each.node} is left out: it takes part as client {each.client}, as node {first} does.")
+            notice(f"node {each.node} is left out: it takes part as client {each.client}, as node {first} does.")
         elif each.client != UNNUMBERED:
             kept[each.client] = each
     free = (number for number in count() if number not in kept)
@@ -85,7 +85,7 @@ def returned(before: Sequence[Known], found: Sequence[Known]) -> list[Known]:
     present = {each.node for each in found}
     back = [each if each.node in present else replace(each, node=now.get(each.client, each.node)) for each in before]
     for each in sorted(present - {each.node for each in back}):
-        _warn(f"node {each} is left out: it was not there when the run began.")
+        notice(f"node {each} is left out: it was not there when the run began.")
     return back
 
 
@@ -147,7 +147,3 @@ def fitting(server: Labelled, sizes: Sequence[float], local: Local) -> Callable[
         raise RunError(f"it holds {limits}; the smallest submodel, {min(sizes):g} of the model, takes {needs}.")
 
     return fits
-
-
-def _warn(words: str) -> None:
-    logging.getLogger("raffm").warning("raffm: %s", words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -15,6 +14,7 @@ from raffm.deploy.node import KEPT
 from raffm.errors import RunError, UpdateError
 from raffm.methods.method import Held, Share, Update
 from raffm.models.moments import Moments, batch_norms, pooled
+from raffm.notices import notice
 from raffm.rounds.backend import Tick, by_shape
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, calibrating, predicted
@@ -108,7 +108,7 @@ class Posted:
         before = self._last.get((place, job.size), {})
         if self._channels(job) != {name: len(each.total) for name, each in before.items()}:
             raise RunError(f"nobody gave the statistics of batch norms that an evaluation of size {job.size:g} needs.")
-        _warn(f"nobody gave the statistics of batch norms of size {job.size:g}; those of an earlier evaluation are used.")
+        notice(f"nobody gave the statistics of batch norms of size {job.size:g}; those of an earlier evaluation are used.")
         return before
 
     def _answers(self, pairs: Sequence[tuple[Job, int]]) -> dict[tuple[int, Share], dict[str, Moments]]:
@@ -131,7 +131,7 @@ class Posted:
                 given = moments_of(reply, client, self._channels(job))
                 found.setdefault(_key(job), []).append(given)
             except UpdateError as error:
-                _warn(f"the statistics of batch norms come without those of {error}")
+                notice(f"the statistics of batch norms come without those of {error}")
         return {key: pooled(several) for key, several in found.items()}
 
     def _calibrating(self, job: Job) -> list[list[int]]:
@@ -164,7 +164,3 @@ class Posted:
 
 def _key(job: Job) -> tuple[int, Share]:
     return job.round, job.share
-
-
-def _warn(words: str) -> None:
-    logging.getLogger("raffm").warning("raffm: %s", words)

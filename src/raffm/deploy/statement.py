@@ -93,15 +93,20 @@ def quantity(text: Any, what: str) -> float:
     >>> quantity("45M", "max-params")
     45000000.0
     """
-    plain = str(text).strip().lower()
-    unit = UNITS.get(plain[-1:], 1.0)
-    try:
-        found = float(plain[:-1] if unit > 1 else plain) * unit
-    except ValueError:
-        found = float("nan")
+    found = number_in(text)
     if not 0 < found < float("inf"):
         raise RunError(f"`{what}` is {text!r}; it is a number above 0, such as 45M or 2e9.")
     return found
+
+
+def number_in(text: Any) -> float:
+    """The number that a text with a unit stands for; not a number where it is none."""
+    plain = str(text).strip().lower()
+    unit = UNITS.get(plain[-1:], 1.0)
+    try:
+        return float(plain[:-1] if unit > 1 else plain) * unit
+    except ValueError:
+        return float("nan")
 
 
 def part(text: Any) -> float:

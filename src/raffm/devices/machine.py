@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import platform
-import time
+import sys
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from raffm.devices.probe import taken_apart
+from raffm.devices.timing import timed
 
 SECONDS = 2.0
 """How long steps are timed."""
@@ -50,13 +50,7 @@ def training_speed(seconds: float = SECONDS) -> float:
     with FlopCounterMode(display=False) as counter, taken_apart():
         step()
     flops = counter.get_total_flops()
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < 3 or time.perf_counter() < end:
-        begin = time.perf_counter()
-        step()
-        taken.append(time.perf_counter() - begin)
-    return float(flops) / median(taken)
+    return float(flops) / timed(step, sys.maxsize, seconds, warm_up=0).median
 
 
 def _name() -> str:

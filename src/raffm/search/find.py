@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from raffm.devices.budget import Budget
-from raffm.devices.cost import CostModel
 from raffm.devices.fit import fit, kept_shares
 from raffm.errors import BudgetError, RunError
 from raffm.libraries import library
@@ -140,7 +139,7 @@ class _Panel:
     def bred(self, space: Space, limits: Mapping[str, float], cost: str, tick: Tick) -> list[Candidate]:
         """Candidates within the limits, until enough of them are judged."""
         study, knobs = _study(self.judge.seed), list(space.sizes)
-        for sizes in _promised(self.judge, space, limits):
+        for sizes in _promised(self.prices, limits):
             study.enqueue_trial({knob: space.sizes[knob].index(sizes[knob]) for knob in knobs})
         judged: dict[tuple[int, ...], Candidate] = {}
         idle = 0
@@ -203,10 +202,10 @@ def _distributions(space: Space) -> dict[str, Any]:
 # -- what the ranking promises -------------------------------------------------------------------------------------
 
 
-def _promised(judge: Judge, space: Space, limits: Mapping[str, float]) -> list[Sizes]:
+def _promised(prices: Prices, limits: Mapping[str, float]) -> list[Sizes]:
     """The submodels that keep the most of the ranking's score, at evenly spread numbers of parameters that fit the limits."""
+    judge, space, cost = prices.judge, prices.space, prices.model
     server = judge.plan.server
-    cost = CostModel(server.model, server.layout, server.table, free=tuple(space.sizes))
     ranking = judge.ranking if judge.ranking.scores else rank(server.model, server.layout)
     shares = kept_shares(server.layout, ranking, space.sizes)
     least, most = (cost.params(server.layout.sizes_of(judge.selection(ends))) for ends in (space.smallest(), space.largest()))

@@ -45,11 +45,11 @@ class Prices:
         """The costs that are asked for, by name."""
         layout = self.space.layout
         held = layout.sizes_of(self.judge.selection(sizes))
-        found: dict[str, float] = {"params": self._model.params(held)}
+        found: dict[str, float] = {"params": self.model.params(held)}
         if "bytes" in self.asked:
-            found["bytes"] = self._model.bytes(held)
+            found["bytes"] = self.model.bytes(held)
         if "flops" in self.asked or "latency" in self.asked:
-            found["flops"] = self._model.flops(held)
+            found["flops"] = self.model.flops(held)
         if "memory" in self.asked:
             server = self.judge.plan.server
             found["memory"] = read_inference(server.model, layout, server.table, self.judge.selection(sizes))
@@ -58,7 +58,8 @@ class Prices:
         return found
 
     @cached_property
-    def _model(self) -> CostModel:
+    def model(self) -> CostModel:
+        """What predicts the exact ones."""
         server = self.judge.plan.server
         return CostModel(server.model, server.layout, server.table, free=tuple(self.space.sizes))
 
@@ -78,7 +79,7 @@ class Prices:
         rows, taken = [], []
         for sizes in sampled:
             held = self.space.layout.sizes_of(self.judge.selection(sizes))
-            rows.append([1.0, self._model.flops(held), self._model.params(held)])
+            rows.append([1.0, self.model.flops(held), self.model.params(held)])
             taken.append(latency(self.judge.plan, self.judge.module(sizes)).median)
         scale = np.array(rows, dtype=np.float64).max(0)
         solution, _ = library("scipy.optimize", NEEDS_SCIPY).nnls(np.array(rows) / scale, np.array(taken))

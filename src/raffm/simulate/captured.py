@@ -8,7 +8,6 @@ used before it was compared, over several steps, with the same step run plainly.
 from __future__ import annotations
 
 import copy
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from raffm.algebra.tally import Tally
 from raffm.errors import RunError
 from raffm.methods.method import Client, Held, Learn, Share, Update, nothing
+from raffm.notices import notice
 from raffm.rounds.backend import Tick, by_shape
 from raffm.rounds.local import dropout_seed
 from raffm.rounds.plan import Order, Plan
@@ -244,7 +244,7 @@ class Captured:
         if not running and not given_up:
             raise _full("a single client", error, "Use a smaller batch or model") from None
         self._width = len(running) or max(1, given_up - 1)
-        _notice(f"the GPU has room for {self._width} clients at a time.")
+        notice(f"the GPU has room for {self._width} clients at a time.")
 
     def _give_up(self, busy: set[int]) -> int:
         """Free all tracks that nobody runs on; give how many there were."""
@@ -347,7 +347,7 @@ class Captured:
 
     def _refuse(self, kind: Kind, reason: str) -> None:
         kind.refused, kind.tracks = reason, []
-        _notice(f"a step of {self._plan.method.name} runs plainly: {reason}.")
+        notice(f"a step of {self._plan.method.name} runs plainly: {reason}.")
 
 
 def _kernels(lane: Lane) -> Any:
@@ -423,7 +423,3 @@ def _replayed(lane: Lane, graph: torch.cuda.CUDAGraph, before: Sequence[Tensor],
     return max(
         float((found - plain).float().norm() / length.float().norm().clamp_min(TINY)) for found, plain, length in compared
     )
-
-
-def _notice(words: str) -> None:
-    logging.getLogger("raffm").warning("raffm: %s", words)

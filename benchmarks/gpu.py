@@ -19,7 +19,7 @@ from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -142,8 +142,12 @@ def seconds(run: Callable[[int], object], repeats: int) -> list[float]:
     return found
 
 
+WARM = 8
+"""Rounds in which lanes are still captured: every cohort has another mix of sizes."""
+
+
 def rounds_of(
-    method: str, data: Federation, steps: int, repeats: int, style: Style, tested: bool = True, **rest: Any
+    method: str, data: Federation, steps: int, repeats: int, style: Style, tested: bool = True, warm: int = 0, **rest: Any
 ) -> dict[str, Any]:
     """A round of a method: choosing, extracting, augmenting, training, tallying."""
     plan = plan_of(method, data, steps, **rest)
@@ -155,11 +159,20 @@ def rounds_of(
         backend.train(orders, tally, lambda _: None, lambda: None)
         tally.step()
 
-    first, *taken = seconds(run, repeats)
+    first, *taken = seconds(run, warm + repeats)
+    warming, taken = taken[:-repeats], taken[-repeats:]
     evaluation = seconds(lambda place: evaluate(plan, backend, 1), 2)[-1] if tested else None
     refused = sorted({kind.refused for kind in backend._kinds.values() if kind.refused})
     backend.close()
-    return {"first": first, "median": median(taken), "all": taken, "evaluation": evaluation, "refused": refused}
+    return {
+        "first": first,
+        "warming": warming,
+        "median": median(taken),
+        "mean": fmean(taken),
+        "all": taken,
+        "evaluation": evaluation,
+        "refused": refused,
+    }
 
 
 def eager(method: str, data: Federation, steps: int, style: Style, **rest: Any) -> float:
@@ -360,7 +373,7 @@ def main() -> None:
         keep("equal", differences(methods, 1) + differences(methods, 5))
     if "rounds" in what:
         for method in methods:
-            keep("rounds", {**results.get("rounds", {}), method: rounds_of(method, hundred(), steps, repeats, bf16)})
+            keep("rounds", {**results.get("rounds", {}), method: rounds_of(method, hundred(), steps, repeats, bf16, warm=WARM)})
             print(method, results["rounds"][method], flush=True)
     if "eager" in what:
         keep("eager", {method: eager(method, hundred(), steps, bf16) for method in ("fedavg", "fiarse", "heterofl")})

@@ -53,6 +53,11 @@ def narrowed(tensor: Tensor, where: tuple[Where, ...]) -> Tensor:
     return tensor
 
 
+def part_of(tensor: Tensor, where: tuple[Where, ...]) -> Tensor:
+    """The part of a tensor at these positions, where it lies if that is possible."""
+    return gather(tensor, where) if any(isinstance(place, Tensor) for place in where) else narrowed(tensor, where)
+
+
 def travelling(tensors: Tensors, layout: Layout, selection: Selection) -> dict[str, Tensor]:
     """Of a submodel's tensors those that travel: everything but transient buffers."""
     plan = moves(layout, selection)

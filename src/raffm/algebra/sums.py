@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -26,8 +27,33 @@ def shapes_of(layout: Layout, selection: Selection) -> dict[str, tuple[int, ...]
     return {name: label.shape(sizes) for name, label in layout.labels_of(selection).items()}
 
 
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """Who holds what of a tensor, as two factors: weigh the columns of the first, and their product is the coverage."""
+
+    rows: Tensor
+    """(length of the first axis, submodels)."""
+    columns: Tensor
+    """(submodels, all positions of the other axes)."""
+    shape: list[int]
+    """Of the coverage; 1 along axes that nobody cut."""
+
+
 @lru_cache(maxsize=4096)
-def factors_of(layout: Layout, selection: Selection, name: str) -> list[Tensor]:
+def outline_of(layout: Layout, held: tuple[Selection, ...], name: str, device: torch.device, dtype: torch.dtype) -> Outline:
+    """The outline of a tensor in several submodels; on a GPU in float64, since it may round the factors of other products."""
+    axes = [torch.stack(rows) for rows in zip(*(_factors(layout, selection, name) for selection in held), strict=True)]
+    axes = [(rows[:, :1] if bool(rows.all()) else rows).to(dtype) for rows in axes]
+    columns = axes[0].new_ones(len(held), 1)
+    for rows in axes[1:]:
+        columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
+    shape = [rows.shape[1] for rows in axes] if layout.labels[name].axes else []
+    wide = dtype if device.type == "cpu" else torch.float64
+    return Outline(axes[0].T.to(device, wide), columns.to(device, wide), shape)
+
+
+@lru_cache(maxsize=4096)
+def _factors(layout: Layout, selection: Selection, name: str) -> list[Tensor]:
     """Who holds what along every axis, as `selection.factors` has it, from positions that are known already."""
     lengths = layout.labels[name].shape(layout.sizes)
     move = moves(layout, selection).get(name)

@@ -13,7 +13,7 @@ client, whatever the number of clients. Sums are float32, or wider where the mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -24,9 +24,9 @@ from raffm.algebra.axis import Name, Where
 from raffm.algebra.check import some
 from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
-from raffm.algebra.move import Tensors, gather, moves, scatter
+from raffm.algebra.move import Tensors, gather, moves, part_of, scatter
 from raffm.algebra.selection import Selection
-from raffm.algebra.sums import SMALL, Memory, added, count_at, factors_of, largest_in, largest_of, pieces, shapes_of
+from raffm.algebra.sums import SMALL, Memory, added, count_at, largest_in, largest_of, outline_of, pieces, shapes_of
 from raffm.errors import SelectionError, UpdateError
 
 FOLD = 8
@@ -103,11 +103,11 @@ class Tally:
     @torch.no_grad()
     def changes(self) -> dict[str, Change]:
         """The mean change of every tensor that somebody held; read it before the next `add`."""
-        found = {}
-        for name, total in self.totals().items():
-            tiny = torch.finfo(total.sum.dtype).tiny
-            found[name] = Change(total.sum.div_(total.coverage.clamp(min=tiny)), total.coverage)
-        return found
+        totals = self.totals()
+        sums, coverages = [total.sum for total in totals.values()], [total.coverage for total in totals.values()]
+        if totals:
+            torch._foreach_div_(sums, torch._foreach_clamp_min(coverages, [torch.finfo(total.dtype).tiny for total in sums]))
+        return {name: Change(*pair) for name, *pair in zip(totals, sums, coverages, strict=True)}
 
     @torch.no_grad()
     def step(self, move: Callable[[str, Change], Tensor] | None = None) -> None:
@@ -131,7 +131,8 @@ class Tally:
     def totals(self) -> dict[str, Total]:
         """Everything added so far, for another tally to absorb; read it before the next `add`. The tally begins anew."""
         self._close()
-        found = {name: Total(total, self._coverage(name)) for name, total in self._sums.items()}
+        coverages = self._coverages(self._sums)
+        found = {name: Total(total, coverages[name]) for name, total in self._sums.items()}
         self._sums, self._dense, self._weights, self._gated = {}, {}, {}, set()
         return found
 
@@ -245,7 +246,7 @@ class Tally:
         for name in set(gates) - self._gated:
             self._close()
             if name in self._sums:
-                self._dense[name] = self._coverage(name)
+                self._dense |= self._coverages([name])
             self._gated.add(name)
         plan = moves(self._layout, held)
         for name in self._gated & set(names):
@@ -312,8 +313,11 @@ class Tally:
             return
         plan = moves(self._layout, held)
         lost = [self._memory.take(("lost", name), update[inner].shape, self._server[name]) for name, inner in names.items()]
-        for (name, inner), change in zip(names.items(), lost, strict=True):
-            torch.sub(self._start(name, inner, plan[name].where, sent), update[inner], out=change)
+        starts = [
+            part_of(self._server[name], plan[name].where) if sent is None else sent[inner] for name, inner in names.items()
+        ]
+        torch._foreach_copy_(lost, starts)
+        torch._foreach_sub_(lost, [update[inner] for inner in names.values()])
         totals = [self._memory.take(("open", name), update[inner].shape, self._server[name]) for name, inner in names.items()]
         if held == self._open:
             torch._foreach_add_(totals, lost, alpha=-weight)
@@ -353,8 +357,7 @@ class Tally:
             self._write_coverage()
 
     def _write_coverage(self) -> None:
-        for name in self._sums:
-            self._dense[name] = self._coverage(name)
+        self._dense.update(self._coverages(self._sums))
         self._weights = {}
 
     def _sum(self, name: str) -> Tensor:
@@ -364,24 +367,27 @@ class Tally:
             self._sums[name] = self._memory.take(("sum", name), server.shape, server, wide).zero_()
         return self._sums[name]
 
-    def _coverage(self, name: str) -> Tensor:
-        """The total weight over every element, of length 1 along axes that nobody cut.
+    def _coverages(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The total weight over every element of these tensors, of length 1 along axes that nobody cut.
 
         An outer product of the axes for each Selection, all added up by one matrix product.
         """
-        written = self._dense.get(name)
-        if written is not None and (not self._weights or name in self._gated):
-            return written
-        like = self._sum(name)
-        factors = [factors_of(self._layout, selection, name) for selection in self._weights]
-        axes = [torch.stack(rows) for rows in zip(*factors, strict=True)]  # one (selections, length) an axis
-        axes = [(rows[:, :1] if bool((rows == 1).all()) else rows).to(like.dtype) for rows in axes]
-        weights = torch.tensor(list(self._weights.values()), dtype=torch.float64).to(like.dtype)[:, None]
-        columns = torch.ones_like(weights)
-        for rows in axes[1:]:
-            columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
-        product = ((axes[0] * weights).T @ columns).to(like.device)  # one copy to a GPU, not one for every axis
-        return added(written, product.view([rows.shape[1] for rows in axes] if like.dim() else []))
+        held = tuple(sorted(self._weights, key=self._layout.count))  # clients come in any order: one outline for all
+        weights = torch.tensor([self._weights[each] for each in held], dtype=torch.float64)
+        found, twins = {}, dict[object, str]()
+        for name in names:
+            written = self._dense.get(name)
+            if written is not None and (not held or name in self._gated):
+                found[name] = written
+                continue
+            total = self._sum(name)
+            label = self._layout.labels[name]
+            twin = twins.setdefault((label.axes, label.guard), name)  # many tensors are cut alike
+            outline = outline_of(self._layout, held, twin, total.device, total.dtype)
+            weights = weights.to(outline.rows)
+            covered = ((outline.rows * weights) @ outline.columns).to(total.dtype)
+            found[name] = added(written, covered.view(outline.shape))
+        return found
 
 
 def stepped(server: Tensor, change: Tensor) -> Tensor:

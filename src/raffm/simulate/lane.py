@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raffm.algebra.axis import Where
 from raffm.algebra.mask import Mask
-from raffm.algebra.move import extract, gather, moves, narrowed, travelling
+from raffm.algebra.move import extract, moves, part_of, travelling
 from raffm.data.task import Batch
 from raffm.methods.method import Fading, Held, Learn, Scaling, nothing
 from raffm.models.label import named_tensors
@@ -144,6 +143,14 @@ class Lane:
         local = self.plan.local
         return local.optimizer == "adamw" or bool(local.momentum) or bool(local.weight_decay)
 
+    @property
+    def is_sign_like(self) -> bool:
+        """Whether a weight may move as far by a tiny gradient as by a large one.
+
+        The sign of a tiny gradient is rounding, so how far weights moved says something only where gradients are large.
+        """
+        return self.plan.local.optimizer == "adamw"
+
     def _make_norms(self) -> None:
         """Batch norms by torch's own kernels.
 
@@ -173,7 +180,7 @@ class Lane:
         """Everything of a client but its batches; `learn` is its own."""
         server = self.plan.server
         found = moves(server.layout, order.share.selection)
-        parts = [_part(server.tensors[name].detach(), move.where) for name, move in found.items()]
+        parts = [part_of(server.tensors[name].detach(), move.where) for name, move in found.items()]
         torch._foreach_copy_([self._targets[move.name] for move in found.values()], parts)
         if isinstance(held, Mask):
             for name, kept in held.kept.items():
@@ -294,13 +301,6 @@ class Lane:
     def update(self, order: Order) -> dict[str, Tensor]:
         """What the client sends back."""
         return travelling(self._targets, self.plan.server.layout, order.share.selection)
-
-
-def _part(source: Tensor, where: tuple[Where, ...]) -> Tensor:
-    """The part of a tensor at these positions, where it lies if that is possible."""
-    if any(isinstance(place, Tensor) for place in where):
-        return gather(source, where)
-    return narrowed(source, where)
 
 
 def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:

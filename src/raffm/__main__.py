@@ -1,0 +1,5 @@
+"""`python -m raffm` is `raffm`."""
+
+from raffm.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""What one trained model gives afterwards, without further training."""

@@ -67,19 +67,7 @@ class Trained:
 
         `view` picks one of several ways of serving it ("prefix" for FedRolex); by default the first.
         """
-        if not 0 < size <= 1:
-            raise RunError(f"a size is a part of the full model, above 0 and at most 1, but was given {size!r}.")
-        known = [device for device in self.plan.served.values() if device.size == size]
-        (ways,) = self.plan.method.serve(
-            self.plan.server, self.plan.rounds, known[:1] or [Device(-1, size, fleet=self.plan.dealt)]
-        )
-        chosen = [way for way in ways if not view or way.view == view]
-        if not chosen:
-            raise RunError(f"{self.plan.method.name} serves nothing of size {size!r}" + (f" as {view!r}." if view else "."))
-        return self._made(chosen[0])
-
-    def _made(self, way: Served) -> nn.Module:
-        return served(self.plan, Workshop(self.plan), Job(way.shares[0], self.plan.rounds), statistics=self.statistics)
+        return submodel_of(self.plan, size, view, self.statistics)
 
     def save(self, folder: str | Path) -> dict[str, Path]:
         """Write every served submodel into a folder of its own; `load_submodel` reads them. Gives the folders by size."""
@@ -87,8 +75,24 @@ class Trained:
         for entry in entries_of(self.plan, self.plan.rounds):
             if len(entry.served.shares) == 1:
                 saved[entry.name] = Path(folder) / entry.name.replace("/", "_").replace(" ", "-")
-                save_submodel(self._made(entry.served), saved[entry.name])
+                save_submodel(_made(self.plan, entry.served, self.statistics), saved[entry.name])
         return saved
+
+
+def submodel_of(plan: Plan, size: float, view: str = "", statistics: Statistics = of_clients) -> nn.Module:
+    """What a trained plan's method serves to a device of a size; see `Trained.submodel`."""
+    if not 0 < size <= 1:
+        raise RunError(f"a size is a part of the full model, above 0 and at most 1, but was given {size!r}.")
+    known = [device for device in plan.served.values() if device.size == size]
+    (ways,) = plan.method.serve(plan.server, plan.rounds, known[:1] or [Device(-1, size, fleet=plan.dealt)])
+    chosen = [way for way in ways if not view or way.view == view]
+    if not chosen:
+        raise RunError(f"{plan.method.name} serves nothing of size {size!r}" + (f" as {view!r}." if view else "."))
+    return _made(plan, chosen[0], statistics)
+
+
+def _made(plan: Plan, way: Served, statistics: Statistics) -> nn.Module:
+    return served(plan, Workshop(plan), Job(way.shares[0], plan.rounds), statistics=statistics)
 
 
 def load_data(

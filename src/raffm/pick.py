@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from raffm.methods.raffm import RaFFM
 from raffm.models.files import read_json
 from raffm.models.space import Space, read_space
 from raffm.notices import notice
-from raffm.prepare import reopened
+from raffm.prepare import opened
 from raffm.report.explorer import command_for, explorer_page
 from raffm.report.folder import write_file
 from raffm.rounds.plan import Plan
@@ -31,7 +31,7 @@ from raffm.search.find import Effort, Found, Tick, find
 from raffm.search.front import Candidate
 from raffm.search.judge import Judge, judge_of, own_metric
 from raffm.search.log import Log
-from raffm.search.price import Prices
+from raffm.search.price import Prices, Runtime
 
 FORMAT = 1
 
@@ -105,12 +105,14 @@ def recipe(candidate: Mapping[str, Any], metric: str) -> dict[str, Any]:
 def best_submodel(
     run: str | Path,
     *,
+    data: str | None = None,
     max_params: float | None = None,
     max_bytes: float | None = None,
     max_flops: float | None = None,
     max_memory: float | None = None,
     max_latency: float | None = None,
     device: str | None = None,
+    runtime: Runtime = "torch",
     metric: str | None = None,
     space: Mapping[str, Any] | str | Path | None = None,
     effort: Effort | None = None,
@@ -121,10 +123,14 @@ def best_submodel(
 ) -> Picked:
     """Search a trained run for the best submodel within limits, on its validation examples.
 
-    `max_latency` is in seconds, for one example. `device` is a known device, or a file that `raffm probe` wrote there: its
-    latency is estimated, not measured. `folder` keeps the search, so that one that was stopped goes on.
+    With `data`, `run` may be any pretrained classifier; a tenth of the training examples is taken to judge.
+    `max_latency` is in seconds, for one example, measured in `runtime`: "torch", or "onnx" or "openvino" once exported to it.
+    `device` is a known device, or a file that `raffm probe` wrote there: its latency is estimated, not measured. `folder`
+    keeps the search, so that one that was stopped goes on.
     """
-    plan, _ = reopened(Path(run))
+    if runtime not in get_args(Runtime):
+        raise RunError(f"latency is measured in {', '.join(get_args(Runtime))}, not in {runtime!r}.")
+    plan, _ = opened(Path(run), data)
     given = {"params": max_params, "bytes": max_bytes, "flops": max_flops, "memory": max_memory, "latency": max_latency}
     limits = {kind: float(limit) for kind, limit in given.items() if limit is not None}
     target = None if device is None else target_of(device)
@@ -137,7 +143,7 @@ def best_submodel(
     chosen = space_of(plan, space)
     effort = effort or Effort(workers=torch.get_num_threads())
     asked = {*limits, "flops"} | ({"latency"} if target is not None else set())
-    prices = Prices(judge, chosen, tuple(asked), None if target is None else target.speed)
+    prices = Prices(judge, chosen, tuple(asked), None if target is None else target.speed, runtime)
     about = {
         "layout": plan.server.layout.fingerprint,
         "weights": _fingerprint(plan),
@@ -153,7 +159,7 @@ def best_submodel(
     if folder is not None:
         picked.save(folder)
         search = read_json(folder / "search.json")
-        command = command_for(Path(run), folder / "search.json")
+        command = command_for(Path(run), folder / "search.json", data)
         write_file(folder / "explorer.html", explorer_page(search, command).encode())
     return picked
 

@@ -18,6 +18,7 @@ from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
 from raffm.federate import Make, Trained, captured_or_serial, load_data, run_plan
+from raffm.libraries import library
 from raffm.methods import METHODS, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
@@ -28,6 +29,8 @@ from raffm.rounds.loop import Watcher
 from raffm.rounds.plan import Plan
 from raffm.settings import BackendSettings, DataSettings, FleetSettings, Settings, checked, read_settings, refuse_unknown
 from raffm.simulate.lane import Style
+
+NEEDS_TRANSFORMERS = RunError("a pretrained model needs transformers: pip install 'raffm[transformers]'.")
 
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "crop": 4, "flip": True},
@@ -59,13 +62,46 @@ def plan_of(settings: Settings) -> Plan:
     )
 
 
-def reopened(folder: Path, sizes: tuple[float, ...] = ()) -> tuple[Plan, Saved]:
-    """The plan of a run that was saved, with the weights it had then, and what was saved; `sizes` to be served, if given."""
+def opened(place: Path, data: str | None = None, sizes: tuple[float, ...] = ()) -> tuple[Plan, int]:
+    """A trained model and its data as a plan, and the rounds that it was trained for.
+
+    `place` is a run's folder, or with `data` any pretrained classifier, whose submodels are RaFFM's.
+    """
+    if data is None or (place / "checkpoint").is_dir():
+        plan, saved = reopened(place, sizes, data)
+        return plan, saved.round
+    settings = read_settings({"model": {"name": str(place)}, "data": {"source": data}})
+    settings = replace(settings, evaluate=replace(settings.evaluate, sizes=sizes))
+    plan = plan_of(settings)
+    _refuse_another_head(str(place), plan.data.dataset)
+    agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
+    return plan, 0
+
+
+def _refuse_another_head(name: str, dataset: Dataset) -> None:
+    """A head that was made for these data just now has learnt nothing."""
+    config = library("transformers", NEEDS_TRANSFORMERS).AutoConfig.from_pretrained(place_of(name))
+    is_classifier = any(each.endswith("Classification") for each in config.architectures or ())
+    if not is_classifier or config.num_labels != len(dataset.classes):
+        has = f"{config.num_labels} classes" if is_classifier else "no head for classes"
+        raise RunError(
+            f"the model {name!r} has {has}, and {dataset.name} {len(dataset.classes)}: its head would be new. Train it "
+            "first (raffm train), or give data of its classes."
+        )
+
+
+def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = None) -> tuple[Plan, Saved]:
+    """The plan of a run that was saved, with the weights it had then, and what was saved.
+
+    `sizes` are to be served, if given; `data` takes the place of the run's.
+    """
     place = folder / "checkpoint"
     saved = checkpoint.load(place, identity=None)
     settings = read_settings(saved.results.run)
     if sizes:
         settings = replace(settings, evaluate=replace(settings.evaluate, sizes=sizes))
+    if data is not None:
+        settings = replace(settings, data=replace(settings.data, source=data))
     plan = plan_of(settings)
     checkpoint.restore(saved, plan.server, place)
     agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)

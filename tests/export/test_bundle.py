@@ -48,23 +48,28 @@ def test_the_file_does_what_the_saved_submodel_does(run: Path) -> None:
     about = json.loads((folder / "export.json").read_text())
     assert about["torch"] == about["exported"]
     assert about["examples"] == len(plan.data.dataset.validation or ())
+    for place in ("in_torch", "in_runtime"):
+        assert 0 < about[place]["timing"]["low"] <= about[place]["timing"]["median"] <= about[place]["timing"]["high"]
+        assert about[place]["peak"] > 4 * about["params"]
+    assert "peak MB of memory" in (folder / "README.md").read_text()
+    assert "this file" in said.stdout
     again = raffm("export", run, "--size", "1/4")
     assert "is not empty" in again.stderr
 
 
 def test_eight_bits_are_judged_on_examples_and_refused_where_they_cost_too_much(run: Path, tmp_path: Path) -> None:
-    said = raffm("export", run, "--format", "onnx-int8", "--out", tmp_path / "int8")
+    said = raffm("export", run, "--format", "onnx-int8", "--no-time", "--out", tmp_path / "int8")
     assert said.returncode == 0, said.stderr
     assert (tmp_path / "int8" / "model-int8.onnx").is_file()
     assert not (tmp_path / "int8" / "model.onnx").exists()
-    refused = raffm("export", run, "--format", "onnx-int8", "--most-lost", "-1", "--out", tmp_path / "strict")
+    refused = raffm("export", run, "--format", "onnx-int8", "--no-time", "--most-lost", "-1", "--out", tmp_path / "strict")
     assert refused.returncode == 2
     assert "model-int8.onnx loses" in refused.stderr
     assert not (tmp_path / "strict").exists()
 
 
 def test_tensorrt_gets_a_checked_file_and_a_script_and_is_told_that_nothing_was_built(run: Path, tmp_path: Path) -> None:
-    said = raffm("export", run, "--format", "tensorrt", "--out", tmp_path / "rt")
+    said = raffm("export", run, "--format", "tensorrt", "--no-time", "--out", tmp_path / "rt")
     assert "No engine was built" in said.stdout
     assert "--minShapes=pixel_values:1x1x8x8 --optShapes=pixel_values:8x1x8x8" in (tmp_path / "rt" / "build.sh").read_text()
     assert "**not** run here" in (tmp_path / "rt" / "README.md").read_text()

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from commands import QUICK, raffm
+from raffm.errors import RunError
 from raffm.export.runtimes import gap, in_onnx_runtime
 from raffm.models.files import write_json
+from raffm.models.load import trainable
 from raffm.pick import best_submodel, target_of
 from raffm.search.find import Effort
 
@@ -32,7 +34,7 @@ def test_from_a_run_to_a_file_for_a_device(run: Path, tmp_path: Path) -> None:
     assert "best  " in said.stdout
     recipe = json.loads((tmp_path / "found" / "best.json").read_text())
     assert recipe["costs"]["params"] <= 4000
-    exported = raffm("export", run, "--submodel", tmp_path / "found" / "best.json", "--out", tmp_path / "file")
+    exported = raffm("export", run, "--submodel", tmp_path / "found" / "best.json", "--no-time", "--out", tmp_path / "file")
     assert exported.returncode == 0, exported.stderr
     picked = best_submodel(
         run, max_params=4000, effort=Effort(12, 3, 1), examples=50, folder=tmp_path / "found"
@@ -54,7 +56,7 @@ def test_the_report_of_the_run_grows_an_explorer(run: Path) -> None:
     search = run / "search" / "search.json"
     finalists = json.loads(search.read_text())["finalists"]
     assert "say which, --pick 0 to 2" in raffm("export", run, "--submodel", search).stderr
-    said = raffm("export", run, "--submodel", search, "--pick", 2)
+    said = raffm("export", run, "--submodel", search, "--pick", 2, "--no-time")
     assert said.returncode == 0, said.stderr
     about = json.loads((run / "export" / "onnx-search-2" / "export.json").read_text())
     assert about["params"] == finalists[2]["costs"]["params"]
@@ -63,6 +65,10 @@ def test_the_report_of_the_run_grows_an_explorer(run: Path) -> None:
 def test_latency_is_measured_here_and_estimated_elsewhere(run: Path, tmp_path: Path) -> None:
     here = best_submodel(run, max_latency=10.0, effort=Effort(6, 2, 1), examples=20)
     assert all(each.latency is not None and each.costs["latency"] == each.latency[0] for each in here.found.finalists)
+    exported = best_submodel(run, effort=Effort(2, 1, 1), examples=20, runtime="onnx")
+    assert exported.found.best.latency is not None
+    with pytest.raises(RunError, match="measured in torch, onnx, openvino, not in 'tflite'"):
+        best_submodel(run, runtime="tflite")  # type: ignore[arg-type]
     write_json(tmp_path / "device.json", {"name": "mine", "memory": 1e9, "speed": 1e6, "threads": 1})
     there = best_submodel(run, device=str(tmp_path / "device.json"), effort=Effort(6, 2, 1), examples=20)
     for each in there.found.finalists:
@@ -95,3 +101,28 @@ def test_a_file_that_no_probe_wrote_is_named(tmp_path: Path) -> None:
     write_json(tmp_path / "odd.json", {"name": "mine"})
     with pytest.raises(Exception, match="was not written by `raffm probe`"):
         target_of(str(tmp_path / "odd.json"))
+
+
+def test_any_pretrained_classifier_can_be_searched_and_exported(tmp_path: Path) -> None:
+    model = trainable("vit-small", "image", 10, (1, 8, 8))
+    model.save_pretrained(tmp_path / "mine")  # type: ignore[operator]
+    words = ("--data", "digits", "--max-params", "30k", *SHORT, "--out", tmp_path / "found")
+    said = raffm("search", tmp_path / "mine", *words)
+    assert said.returncode == 0, said.stderr
+    assert f"raffm export {tmp_path / 'mine'} --data digits --submodel" in said.stdout
+    best = tmp_path / "found" / "best.json"
+    exported = raffm(
+        "export", tmp_path / "mine", "--data", "digits", "--submodel", best, "--no-time", "--out", tmp_path / "file"
+    )
+    assert exported.returncode == 0, exported.stderr
+    about = json.loads((tmp_path / "file" / "export.json").read_text())
+    assert about["params"] == json.loads(best.read_text())["costs"]["params"] <= 30_000
+    tested = raffm("evaluate", tmp_path / "mine", "--data", "digits", "--sizes", "1, 1/2", "--no-time")
+    assert tested.returncode == 0, tested.stderr
+
+
+def test_a_model_of_other_classes_has_nothing_to_search_for(tmp_path: Path) -> None:
+    trainable("vit-small", "image", 7, (1, 8, 8)).save_pretrained(tmp_path / "mine")  # type: ignore[operator]
+    said = raffm("search", tmp_path / "mine", "--data", "digits")
+    assert said.returncode == 2
+    assert "has 7 classes, and digits 10: its head would be new" in said.stderr

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that `raffm train` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that `raffm train` wrote, or a pretrained classifier.")],
+    data: Annotated[
+        str | None, typer.Option(help="Other data than the run's; needed where FOLDER is a pretrained model and no run.")
+    ] = None,
     sizes: Annotated[
         str | None, typer.Option(help="Parts of the full model, as in '1, 1/4, 1/256'. [default: the run's]")
     ] = None,
@@ -31,13 +34,13 @@ def evaluate(
     from raffm.cli.show import busy, quiet, rows
     from raffm.devices.fleet import fleet_of
     from raffm.measure import measured
-    from raffm.prepare import reopened
+    from raffm.prepare import opened
     from raffm.report.drawing import save
     from raffm.report.plots import by_cost
 
     quiet()
-    plan, saved = reopened(folder, () if sizes is None else tuple(tier.size for tier in fleet_of(sizes).tiers))
-    found = measured(plan, saved.round, spp, is_timed)
+    plan, rounds = opened(folder, data, () if sizes is None else tuple(tier.size for tier in fleet_of(sizes).tiers))
+    found = measured(plan, rounds, spp, is_timed)
     if plot is not None:
         save(by_cost(found.evaluation, found.sizes, {name: each.median for name, each in found.latency.items()}), plot)
     if as_json:

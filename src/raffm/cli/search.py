@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def search(
-    run: Annotated[Path, typer.Argument(help="The folder of a run that `raffm train` wrote.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run that `raffm train` wrote, or a pretrained classifier.")],
+    data: Annotated[
+        str | None, typer.Option(help="Other data than the run's; needed where RUN is a pretrained model and no run.")
+    ] = None,
     max_params: Annotated[str | None, typer.Option(help="The most parameters, as in 45M.")] = None,
     max_bytes: Annotated[str | None, typer.Option(help="The most bytes of weights, as in 20M.")] = None,
     max_flops: Annotated[str | None, typer.Option(help="The most FLOPs for one example, as in 2G.")] = None,
@@ -23,6 +26,7 @@ def search(
     device: Annotated[
         str | None, typer.Option(help="A device that is not here, by name (pi4, ...): its latency is estimated.")
     ] = None,
+    runtime: Annotated[str, typer.Option(help="Where latency is measured: torch, onnx or openvino.")] = "torch",
     metric: Annotated[
         str | None, typer.Option(help="Ranks the indices: l1_norm, l2_norm, taylor, fisher, none. [default: the run's]")
     ] = None,
@@ -41,16 +45,18 @@ def search(
     from raffm.search.find import Effort
 
     quiet()
-    folder = out or run / "search"
+    folder = out or (run if run.is_dir() else Path()) / "search"
     with ticking("submodels") as tick:
         picked = best_submodel(
             run,
+            data=data,
             max_params=counted(max_params, "--max-params"),
             max_bytes=counted(max_bytes, "--max-bytes"),
             max_flops=counted(max_flops, "--max-flops"),
             max_memory=counted(max_memory, "--max-memory"),
             max_latency=None if max_latency_ms is None else max_latency_ms / 1000,
             device=device,
+            runtime=runtime,  # type: ignore[arg-type]
             metric=metric,
             space=space,
             effort=Effort(evaluations, finalists, workers or os.cpu_count() or 1),
@@ -59,7 +65,7 @@ def search(
             folder=folder,
             tick=tick,
         )
-    if folder == run / "search":
+    if folder == run / "search" and (run / "results.json").is_file():
         write_results(read_results(run), run)  # the report shows the search
     found = picked.found
     typer.echo(
@@ -69,7 +75,8 @@ def search(
     rows(*table(found, device))
     busy()
     typer.echo(f"\nTo look at: {folder / 'explorer.html'}. The best: {folder / 'best.json'}. As a file for the device:")
-    typer.echo(f"  raffm export {run} --submodel {folder / 'best.json'} --format onnx")
+    source = "" if data is None else f" --data {data}"
+    typer.echo(f"  raffm export {run}{source} --submodel {folder / 'best.json'} --format onnx")
 
 
 def table(found: Found, device: str | None) -> tuple[list[str], list[list[str]]]:

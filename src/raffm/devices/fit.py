@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import prod
+from math import prod, sqrt
 
 import numpy as np
 import torch
@@ -243,6 +243,12 @@ def _refuse_too_small(problem: Problem) -> None:
 def kept_shares(layout: Layout, ranking: Ranking, space: Space) -> dict[str, list[float]]:
     """The share of its score that every group of a space keeps, by size; equal steps for a group without scores."""
     return {name: _curve(layout, ranking, name) for name in space}
+
+
+def even_shares(layout: Layout, space: Space) -> dict[str, list[float]]:
+    """What the first n indices of a group count: the square root of their share, so that no group is emptied for another."""
+    sizes = {name: layout.groups[name].size for name in space}
+    return {name: [sqrt(count / size) for count in range(size + 1)] for name, size in sizes.items()}
 
 
 def _curve(layout: Layout, ranking: Ranking, name: str) -> list[float]:

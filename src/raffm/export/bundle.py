@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from raffm.data.examples import Dataset, Examples
 from raffm.data.task import Batch, Task
 from raffm.errors import ExportError
+from raffm.export.footprint import Footprint, footprint, footprint_of
 from raffm.export.runtimes import Run, gap, in_onnx_runtime, in_openvino, in_torch
 from raffm.export.write import Written, bytes_of, write_int8, write_onnx, write_openvino
 from raffm.models.files import write_json, written_whole
@@ -48,6 +49,8 @@ class Bundle:
     examples: int
     torch: Mapping[str, float]
     exported: Mapping[str, float]
+    in_torch: Footprint | None = None
+    in_runtime: Footprint | None = None
 
 
 def write_bundle(
@@ -58,10 +61,12 @@ def write_bundle(
     format: Format = "onnx",
     dynamic: bool = False,
     most_lost: float = 0.02,
+    is_timed: bool = False,
 ) -> Bundle:
     """Export a submodel into a new folder, and compare it with torch on validation examples, or else on training ones.
 
-    `dynamic` quantises activations as they come; `most_lost` is what the main metric may lose by 8 bits.
+    `dynamic` quantises activations as they come; `most_lost` is what the main metric may lose by 8 bits; `is_timed` measures
+    the time and memory of one example, in torch and in the file's runtime.
     """
     if format not in FORMATS:
         raise ExportError(f"there is no format {format!r}. The formats are: {', '.join(FORMATS)}.")
@@ -69,7 +74,7 @@ def write_bundle(
     shown = task.batch(examples, torch.arange(min(SHOWN, len(examples)))).inputs
     with written_whole(folder) as fresh:
         if format == "stock":
-            return _stock(module, task, dataset, examples, fresh, folder)
+            return _stock(module, task, dataset, examples, fresh, folder, is_timed)
         if format == "openvino":
             written = write_openvino(module, shown, fresh / "model.xml")
             run = in_openvino(written.path)
@@ -82,20 +87,27 @@ def write_bundle(
             (fresh / "build.sh").write_text(build_script(shown, "model.onnx"), encoding="utf-8")
             (fresh / "build.sh").chmod(0o755)
         found = _judged(module, task, examples, run)
-        bundle = Bundle(folder, format, written.path.name, written.bytes, written.gap, params_of(module), *found)
+        kind = "openvino" if format == "openvino" else "onnx"
+        one = {name: tensor[:1] for name, tensor in shown.items()}
+        taken = (footprint_of(module, one), footprint(kind, written.path, one)) if is_timed else ()
+        bundle = Bundle(folder, format, written.path.name, written.bytes, written.gap, params_of(module), *found, *taken)
         _refuse_lost(bundle, most_lost)
         _describe(bundle, task, dataset, fresh)
     return bundle
 
 
-def _stock(module: nn.Module, task: Task, dataset: Dataset, examples: Examples, fresh: Path, folder: Path) -> Bundle:
+def _stock(
+    module: nn.Module, task: Task, dataset: Dataset, examples: Examples, fresh: Path, folder: Path, is_timed: bool
+) -> Bundle:
     """The family's own format, which plain `from_pretrained` reads; `export_stock` runs and compares it."""
     export_stock(module, fresh / "stock")
     for each in (fresh / "stock").iterdir():
         shutil.move(each, fresh / each.name)
     (fresh / "stock").rmdir()
     found = _judged(module, task, examples, in_torch(module))
-    bundle = Bundle(folder, "stock", "model.safetensors", bytes_of(fresh / "model.safetensors"), 0.0, params_of(module), *found)
+    taken = footprint_of(module, task.batch(examples, torch.zeros(1, dtype=torch.int64)).inputs) if is_timed else None
+    size = bytes_of(fresh / "model.safetensors")
+    bundle = Bundle(folder, "stock", "model.safetensors", size, 0.0, params_of(module), *found, taken, taken)
     _describe(bundle, task, dataset, fresh)
     return bundle
 
@@ -159,7 +171,7 @@ A submodel of {params:,} parameters for {data} ({classes} classes), exported by 
 
 | | torch | this file |
 |---|---|---|
-{scores}
+{scores}{costs}
 
 On {examples} examples, none of them of the test set. Largest difference of outputs: {gap:.1e}. {megabytes:.2f} MB.
 
@@ -187,10 +199,20 @@ def card(bundle: Bundle, dataset: Dataset) -> str:
         data=dataset.name,
         classes=len(dataset.classes),
         scores="\n".join(f"| {name} | {bundle.torch[name]:.4f} | {bundle.exported[name]:.4f} |" for name in bundle.torch),
+        costs=_costs(bundle),
         megabytes=bundle.bytes / 1e6,
         **{key: getattr(bundle, key) for key in ("params", "format", "examples", "gap")},
     )
     return text + (NOT_BUILT if bundle.format == "tensorrt" else "")
+
+
+def _costs(bundle: Bundle) -> str:
+    """Rows of the card's table, where time and memory were measured."""
+    if bundle.in_torch is None or bundle.in_runtime is None:
+        return ""
+    titles = ("ms for one example, where it was exported (10 % to 90 %)", "peak MB of memory, libraries not counted")
+    both = zip(titles, bundle.in_torch.words, bundle.in_runtime.words, strict=True)
+    return "".join(f"\n| {title} | {plain} | {exported} |" for title, plain, exported in both)
 
 
 def build_script(inputs: Mapping[str, Tensor], file: str, most: int = 32) -> str:

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import sqrt
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -18,7 +17,7 @@ from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.devices.budget import Budget
 from raffm.devices.cost import CostModel
-from raffm.devices.fit import fit
+from raffm.devices.fit import even_shares, fit
 from raffm.errors import BudgetError, RunError
 from raffm.methods.method import Device, Served, Share, Usual
 from raffm.methods.widths import width_groups
@@ -156,7 +155,9 @@ class _Shapes:
         ]
         levels: dict[str, Sequence[int]] = dict(space.sizes)
         levels.update({name: [server.layout.groups[name].narrowed(width / FINE)] for name in others if width < FINE})
-        return fit(server.layout, self._cost(server, (*space.sizes, *others)), budget, levels, _shares(server, levels))
+        return fit(
+            server.layout, self._cost(server, (*space.sizes, *others)), budget, levels, even_shares(server.layout, levels)
+        )
 
     def _cost(self, server: Labelled, free: tuple[str, ...]) -> CostModel:
         key = server.layout.fingerprint
@@ -170,9 +171,3 @@ def _eighths(server: Labelled) -> dict[str, list[int]]:
     cut = read_space(server.layout, server.table, None).sizes
     groups = [name for name in cut if name not in server.layout.heads]
     return {name: sorted({server.layout.groups[name].narrowed(place / 8) for place in range(1, 9)}) for name in groups}
-
-
-def _shares(server: Labelled, levels: Mapping[str, Sequence[int]]) -> dict[str, list[float]]:
-    """What the first n indices of a group count: the square root of their share, so that no group is emptied for another."""
-    sizes = {name: server.layout.groups[name].size for name in levels}
-    return {name: [sqrt(count / size) for count in range(size + 1)] for name, size in sizes.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
@@ -63,9 +64,10 @@ def explorer_in(folder: Path) -> str:
     return explorer_of(read_json(path), command_for(folder, path)) if path.is_file() else ""
 
 
-def command_for(run: Path, search: Path) -> str:
+def command_for(run: Path, search: Path, data: str | None = None) -> str:
     """What exports a finalist of a search."""
-    return f"raffm export {run} --submodel {search} --pick NUMBER --format onnx"
+    source = "" if data is None else f" --data {shlex.quote(data)}"
+    return f"raffm export {shlex.quote(str(run))}{source} --submodel {shlex.quote(str(search))} --pick NUMBER --format onnx"
 
 
 def _entry(candidate: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -16,24 +16,40 @@ import numpy as np
 import torch
 
 from raffm.devices.budget import Budget
-from raffm.devices.fit import fit, kept_shares
+from raffm.devices.fit import even_shares, fit, kept_shares
 from raffm.errors import BudgetError, RunError
 from raffm.libraries import library
 from raffm.models.salience import rank
 from raffm.models.space import Space
 from raffm.search.front import Candidate, Sizes, best, fits, front, promising
+from raffm.search.guess import Guess
 from raffm.search.judge import Judge
 from raffm.search.log import Log
-from raffm.search.price import Prices, latency
+from raffm.search.price import Prices
+from raffm.seeds import generator
 
-GENERATION = 24
-"""Candidates that are bred at a time."""
+GENERATION = 16
+"""Candidates that are judged at a time."""
+
+POPULATION = 32
+"""Candidates that others are bred from."""
+
+POOL = 256
+"""Candidates that are bred at a time; those that promise the most are judged."""
 
 IDLE = 30
 """Generations without anything new after which the search ends."""
 
-PROMISED = 8
-"""Submodels that the ranking alone promises, of sizes evenly spread below the limit: the first generation."""
+PROMISED = 6
+"""Sizes, evenly spread up to the limit, at which the first generation is cut evenly and as the ranking says."""
+
+VARIED = 24
+"""Of the first generation, those that differ from these in every width by a step or none."""
+
+FLOOR = 0.5
+"""The part of the limit below which a submodel gains nothing by costing still less."""
+
+Key = tuple[int, ...]
 
 Tick = Callable[[int, int], None]
 """Told how many candidates are judged, and how many will be."""
@@ -94,15 +110,16 @@ def find(
     _refuse_too_small(prices, space, limits)
     panel = _Panel(judge, prices, Log() if log is None else log, effort)
     judged = panel.bred(space, limits, cost, tick)
-    finalists = [panel.looked_at(each) for each in promising(judged, limits, cost, effort.finalists)]
+    likely = promising(Guess(space, judged).revised(judged), limits, cost, effort.finalists)
+    finalists = [panel.looked_at(each) for each in likely]
     if is_timed:
-        finalists = [_timed(judge, prices, each) for each in finalists]
+        finalists = [_timed(prices, each) for each in finalists]
     return Found(tuple(judged), tuple(finalists), limits, cost, space.count())
 
 
-def _timed(judge: Judge, prices: Prices, candidate: Candidate) -> Candidate:
+def _timed(prices: Prices, candidate: Candidate) -> Candidate:
     """With the latency that it has here; that of a device which is not here stays an estimate."""
-    taken = latency(judge.plan, judge.module(candidate.sizes))
+    taken = prices.timed(candidate.sizes)
     costs = dict(candidate.costs)
     if "latency" in costs and prices.speed is None:
         costs["latency"] = taken.median
@@ -138,31 +155,32 @@ class _Panel:
 
     def bred(self, space: Space, limits: Mapping[str, float], cost: str, tick: Tick) -> list[Candidate]:
         """Candidates within the limits, until enough of them are judged."""
-        study, knobs = _study(self.judge.seed), list(space.sizes)
-        for sizes in _promised(self.prices, limits):
-            study.enqueue_trial({knob: space.sizes[knob].index(sizes[knob]) for knob in knobs})
-        judged: dict[tuple[int, ...], Candidate] = {}
+        study, judged = _study(self.judge.seed), dict[Key, Candidate]()
+        first = _first(self.prices, limits)
+        for sizes in first:
+            study.enqueue_trial({knob: space.sizes[knob].index(sizes[knob]) for knob in space.sizes})
         idle = 0
         while len(judged) < self.effort.evaluations and idle < IDLE:
-            trials = [study.ask(_distributions(space)) for _ in range(GENERATION)]
-            chosen = [{knob: space.sizes[knob][trial.params[knob]] for knob in knobs} for trial in trials]
-            costs = [self.prices.of(sizes) for sizes in chosen]
-            fresh = {
-                tuple(sizes.values()): Candidate(sizes, price)
-                for sizes, price in zip(chosen, costs, strict=True)
-                if fits(price, limits) and tuple(sizes.values()) not in judged
-            }
-            fresh = dict(list(fresh.items())[: self.effort.evaluations - len(judged)])
-            idle = 0 if fresh else idle + 1
-            for key, candidate in zip(fresh, self._scored(list(fresh.values()), self.judge.few), strict=True):
-                judged[key] = candidate
+            trials = [study.ask(_distributions(space)) for _ in range(POOL if judged else len(first))]
+            bred = self._guessed(space, [_sizes(space, trial) for trial in trials], list(judged.values()))
+            fresh = {_key(each): each for each in bred if _key(each) not in judged and fits(each.costs, limits)}
+            left = self.effort.evaluations - len(judged)
+            chosen = promising(list(fresh.values()), limits, cost, GENERATION) if judged else list(fresh.values())
+            idle = 0 if chosen else idle + 1
+            for candidate in self._scored(chosen[:left], self.judge.few):
+                judged[_key(candidate)] = candidate
                 tick(len(judged), self.effort.evaluations)
-            for trial, sizes, price in zip(trials, chosen, costs, strict=True):
-                known = judged.get(tuple(sizes.values()))
+            for trial, candidate in zip(trials, bred, strict=True):
+                known = judged.get(_key(candidate), candidate)
                 for kind, limit in limits.items():
-                    trial.set_constraint(kind, price[kind] / limit - 1)
-                study.tell(trial, (0.0 if known is None else known.score, price[cost]))
+                    trial.set_constraint(kind, known.costs[kind] / limit - 1)
+                study.tell(trial, (known.score, max(known.costs[cost], FLOOR * limits.get(cost, 0.0))))
         return list(judged.values())
+
+    def _guessed(self, space: Space, chosen: Sequence[Sizes], judged: Sequence[Candidate]) -> list[Candidate]:
+        """Candidates with their costs, and the scores that those judged so far let expect."""
+        expected = Guess(space, judged).scores(chosen) if judged else [0.0] * len(chosen)
+        return [Candidate(sizes, self.prices.of(sizes), score) for sizes, score in zip(chosen, expected, strict=True)]
 
     def looked_at(self, candidate: Candidate) -> Candidate:
         """The same candidate, judged on all examples."""
@@ -190,8 +208,16 @@ def _workers(count: int) -> ThreadPoolExecutor:
 def _study(seed: int) -> Any:
     optuna = library("optuna", RunError("a search needs optuna: pip install 'raffm[search]'."))
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.NSGAIISampler(population_size=GENERATION, seed=seed)
+    sampler = optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=seed)
     return optuna.create_study(directions=("maximize", "minimize"), sampler=sampler)
+
+
+def _sizes(space: Space, trial: Any) -> Sizes:
+    return {knob: sizes[trial.params[knob]] for knob, sizes in space.sizes.items()}
+
+
+def _key(candidate: Candidate) -> Key:
+    return tuple(candidate.sizes.values())
 
 
 def _distributions(space: Space) -> dict[str, Any]:
@@ -199,19 +225,37 @@ def _distributions(space: Space) -> dict[str, Any]:
     return {knob: optuna.distributions.IntDistribution(0, len(sizes) - 1) for knob, sizes in space.sizes.items()}
 
 
-# -- what the ranking promises -------------------------------------------------------------------------------------
+# -- what is promising before anything is judged -------------------------------------------------------------------
+
+
+def _first(prices: Prices, limits: Mapping[str, float]) -> list[Sizes]:
+    """The first generation: cut evenly and as the ranking says, and such submodels with some widths changed."""
+    draw = generator(prices.judge.seed, "search", "first")
+    promised = _promised(prices, limits)
+    return promised + [_varied(prices.space, promised[place % len(promised)], draw) for place in range(VARIED)]
 
 
 def _promised(prices: Prices, limits: Mapping[str, float]) -> list[Sizes]:
-    """The submodels that keep the most of the ranking's score, at evenly spread numbers of parameters that fit the limits."""
+    """Submodels that are cut evenly, and those that keep the most of the ranking's score, the largest that fit first."""
     judge, space, cost = prices.judge, prices.space, prices.model
     server = judge.plan.server
     ranking = judge.ranking if judge.ranking.scores else rank(server.model, server.layout)
-    shares = kept_shares(server.layout, ranking, space.sizes)
+    ways = (even_shares(server.layout, space.sizes), kept_shares(server.layout, ranking, space.sizes))
     least, most = (cost.params(server.layout.sizes_of(judge.selection(ends))) for ends in (space.smallest(), space.largest()))
     most = min(most, int(limits.get("params", most)))
-    found: list[Sizes] = [space.smallest()]
-    for budget in np.linspace(least, most, PROMISED)[1:]:
-        sizes = fit(server.layout, cost, Budget(max_params=int(budget)), space.sizes, shares, judge.ranking)
-        found.append({**space.largest(), **sizes})
+    hard = {f"max_{kind}": int(limits[kind]) for kind in ("bytes", "flops") if kind in limits}
+    found: list[Sizes] = []
+    for params in np.linspace(most, least, PROMISED):
+        for shares in ways:
+            sizes = fit(server.layout, cost, Budget(max_params=int(params), **hard), space.sizes, shares, judge.ranking)
+            found.append({**space.largest(), **sizes})
+    return found
+
+
+def _varied(space: Space, sizes: Sizes, draw: torch.Generator) -> Sizes:
+    """The same with every width one step up or down, or as it was."""
+    found = {}
+    for knob, levels in space.sizes.items():
+        step = int(torch.randint(-1, 2, (1,), generator=draw))
+        found[knob] = levels[min(max(levels.index(sizes[knob]) + step, 0), len(levels) - 1)]
     return found

@@ -62,9 +62,9 @@ def fits(costs: Mapping[str, float], limits: Mapping[str, float]) -> bool:
 
 
 def promising(candidates: Sequence[Candidate], limits: Mapping[str, float], cost: str, count: int) -> list[Candidate]:
-    """Those worth a closer look: layer after layer of fronts of what fits, the best of each first."""
-    left = [candidate for candidate in candidates if fits(candidate.costs, limits)]
-    found: list[Candidate] = []
+    """Those worth a closer look: half of them the best that fit, the rest layer after layer of fronts."""
+    left = sorted((each for each in candidates if fits(each.costs, limits)), key=lambda each: (-each.score, each.costs[cost]))
+    found, left = left[: (count + 1) // 2], left[(count + 1) // 2 :]
     while left and len(found) < count:
         layer = front(left, cost)
         found += reversed(layer)

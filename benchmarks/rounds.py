@@ -170,9 +170,22 @@ def measure(repeats: int) -> list[tuple[str, float, float]]:
     bare, pooled = BareWorkers(plan), Pooled(plan, 2)
     shared = Tally(plan.server.layout, plan.server.tensors)
     two = _ratio(lambda: whole_round(plan, pooled, shared), bare.train, time.perf_counter, repeats, "pooled")
+
+    def threaded() -> None:
+        torch.set_num_threads(2)
+        whole_round(plan, serial, tally)
+        torch.set_num_threads(1)
+
+    def workers() -> None:
+        whole_round(plan, pooled, shared)
+
+    threads = _ratio(workers, threaded, time.perf_counter, repeats, "threads")
+    more = _ratio(threaded, lambda: whole_round(plan, serial, tally), time.perf_counter, repeats, "threads")
     bare.close()
     pooled.close()
     return [
+        ("a serial round with two threads / with one, wall seconds", more, inf),
+        ("a pooled round, a thread a worker / a serial one with two threads, wall seconds", threads, inf),
         ("a serial round / the plain loop over its steps, CPU seconds", one, 1.05),
         ("a pooled round / two bare workers doing its steps, wall seconds", two, 1.10),
     ]

@@ -236,6 +236,27 @@ def edge_table() -> str:
     return "\n".join([*lines, "", f"2 cores for all processes, torch {results['torch']}, {results['date']}."])
 
 
+def deploy_table() -> str:
+    """The last `make bench-deploy`."""
+    results = json.loads((ROOT / "benchmarks" / "deploy.json").read_text(encoding="utf-8"))
+    found = results["vit-base"]
+    taken, made = found["milliseconds"], found["seconds"]
+    lines = [
+        "| ViT-base at 224 pixels | the full one | half of it | ratio |",
+        "|---|---|---|---|",
+        f"| parameters | {found['params']['full']:,} | {found['params']['half']:,} | |",
+        f"| ms for one image, ONNX Runtime | {taken['full']:.0f} | {taken['half']:.0f} | {found['faster']:.2f}x faster |",
+        f"| largest difference from torch | {found['gap']['full']:.0e} | {found['gap']['half']:.0e} | |",
+        "",
+        f"The half in 8 bits takes {found['bytes']['int8'] / 1e6:.0f} MB instead of {found['bytes']['float32'] / 1e6:.0f} "
+        f"({found['smaller']:.2f}x smaller); it was cut out in {made['extracted']:.2f} s, cut out and saved in "
+        f"{made['extracted and saved']:.2f} s.",
+        "",
+        f"{results['cores']} cores, torch {results['torch']}, onnxruntime {results['onnxruntime']}, {results['date']}.",
+    ]
+    return "\n".join(lines)
+
+
 def salience_table() -> str:
     """The table that the last run of the experiment wrote."""
     return (ROOT / "experiments" / "salience" / "table.md").read_text(encoding="utf-8").strip()
@@ -269,6 +290,7 @@ GENERATED = {
     "devices": ("docs/devices.md", devices_table),
     "gpu": ("docs/performance.md", gpu_table),
     "edge": ("docs/performance.md", edge_table),
+    "deploy": ("docs/performance.md", deploy_table),
     "benchmarks": ("docs/performance.md", benchmarks_table),
     "others": ("docs/performance.md", others_table),
     "salience": ("docs/salience.md", salience_table),

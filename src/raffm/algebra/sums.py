@@ -39,20 +39,20 @@ class Outline:
     """Of the coverage; 1 along axes that nobody cut."""
 
 
-@lru_cache(maxsize=4096)
-def outline_of(layout: Layout, held: tuple[Selection, ...], name: str, device: torch.device, dtype: torch.dtype) -> Outline:
-    """The outline of a tensor in several submodels; on a GPU in float64, since it may round the factors of other products."""
+@lru_cache(maxsize=128)
+def outline_of(layout: Layout, held: tuple[Selection, ...], name: str, device: torch.device) -> Outline:
+    """The outline of a tensor in several submodels: bits, or on a GPU float64, since it may round the factors of products."""
     axes = [torch.stack(rows) for rows in zip(*(_factors(layout, selection, name) for selection in held), strict=True)]
-    axes = [(rows[:, :1] if bool(rows.all()) else rows).to(dtype) for rows in axes]
+    axes = [rows[:, :1] if bool(rows.all()) else rows for rows in axes]
     columns = axes[0].new_ones(len(held), 1)
     for rows in axes[1:]:
-        columns = (columns[:, :, None] * rows[:, None, :]).flatten(1)
+        columns = (columns[:, :, None] & rows[:, None, :]).flatten(1)
     shape = [rows.shape[1] for rows in axes] if layout.labels[name].axes else []
-    wide = dtype if device.type == "cpu" else torch.float64
-    return Outline(axes[0].T.to(device, wide), columns.to(device, wide), shape)
+    dtype = torch.bool if device.type == "cpu" else torch.float64
+    return Outline(axes[0].T.to(device, dtype), columns.to(device, dtype), shape)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _factors(layout: Layout, selection: Selection, name: str) -> list[Tensor]:
     """Who holds what along every axis, as `selection.factors` has it, from positions that are known already."""
     lengths = layout.labels[name].shape(layout.sizes)

@@ -383,9 +383,10 @@ class Tally:
             total = self._sum(name)
             label = self._layout.labels[name]
             twin = twins.setdefault((label.axes, label.guard), name)  # many tensors are cut alike
-            outline = outline_of(self._layout, held, twin, total.device, total.dtype)
-            weights = weights.to(outline.rows)
-            covered = ((outline.rows * weights) @ outline.columns).to(total.dtype)
+            outline = outline_of(self._layout, held, twin, total.device)
+            wide = total.dtype if total.device.type == "cpu" else torch.float64
+            weights = weights.to(total.device, wide)
+            covered = ((outline.rows.to(wide) * weights) @ outline.columns.to(wide)).to(total.dtype)
             found[name] = added(written, covered.view(outline.shape))
         return found
 

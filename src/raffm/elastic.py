@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raffm.algebra.layout import TRAVELLING
 from raffm.algebra.move import extract, moves, permute
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
@@ -198,8 +199,8 @@ class RaFFM:
 
     def _update(self, module: nn.Module, held: Selection) -> dict[str, Tensor]:
         tensors, _ = named_tensors(module)
-        transient = {move.name for name, move in moves(self.layout, held).items() if self.layout.kind(name) == "transient"}
-        return {name: tensor.detach() for name, tensor in tensors.items() if name not in transient}
+        stay = {move.name for name, move in moves(self.layout, held).items() if self.layout.kind(name) not in TRAVELLING}
+        return {name: tensor.detach() for name, tensor in tensors.items() if name not in stay}
 
     def _held(self, module: nn.Module, config: Mapping[str, Any] | None, place: int) -> Selection:
         record = getattr(module, "raffm", None)

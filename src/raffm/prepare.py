@@ -19,7 +19,7 @@ from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
 from raffm.federate import Make, Trained, captured_or_serial, load_data, run_plan
 from raffm.libraries import library
-from raffm.methods import METHODS, method_of
+from raffm.methods import EVERY, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
 from raffm.models.load import place_of, trainable
@@ -147,7 +147,7 @@ def _refuse_device(name: str) -> None:
 def method_from(content: Mapping[str, Any]) -> Method:
     """A method by name, with switches of the right kinds."""
     switches = {key: entry for key, entry in content.items() if key != "name"}
-    kinds = get_type_hints(METHODS[content["name"]]) if content["name"] in METHODS else {}
+    kinds = get_type_hints(EVERY[content["name"]]) if content["name"] in EVERY else {}
     fitting = {key: checked(entry, kinds[key], f"method.{key}") if key in kinds else entry for key, entry in switches.items()}
     return method_of(content["name"], **fitting)
 

@@ -32,8 +32,13 @@ from raffm.algebra.indices import read_indices
 from raffm.algebra.selection import Indices, Selection
 from raffm.errors import SelectionError
 
-Kind = Literal["parameter", "buffer", "transient"]
-"""A transient tensor is a buffer that `state_dict` leaves out."""
+Kind = Literal["parameter", "frozen", "buffer", "transient"]
+"""A frozen tensor is a parameter that is not trained; a transient one a buffer that `state_dict` leaves out."""
+
+PARAMETERS: tuple[Kind, ...] = ("parameter", "frozen")
+
+TRAVELLING: tuple[Kind, ...] = ("parameter", "buffer")
+"""What clients change and send back; all else they are given once."""
 
 
 Term = tuple[tuple[str, int] | None, tuple[str, ...], int]
@@ -146,7 +151,7 @@ class Layout:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def kind(self, name: str) -> Kind:
-        """Whether a tensor is a parameter, a buffer, or a buffer that is not saved."""
+        """Whether a tensor is a parameter, one that is not trained, a buffer, or a buffer that is not saved."""
         return (self.kinds or {}).get(name, "parameter")
 
     def tensors(self, *kinds: Kind) -> tuple[str, ...]:
@@ -210,7 +215,7 @@ class Layout:
     def count(self, selection: Selection, *kinds: Kind) -> int:
         """How many numbers the submodel holds in tensors of these kinds (by default: its parameters)."""
         sizes = self.sizes_of(selection)
-        terms = [term for term in self.terms(*(kinds or ("parameter",))) if _holds(term[0], selection.kept)]
+        terms = [term for term in self.terms(*(kinds or PARAMETERS)) if _holds(term[0], selection.kept)]
         return sum(times * prod(sizes[group] for group in groups) for _, groups, times in terms)
 
     def count_at(self, sizes: Mapping[str, int], *kinds: Kind) -> int:
@@ -227,7 +232,7 @@ class Layout:
             is_alive = guard in alive if guard in owned else guard[1] < sizes[guard[0]]
             return is_alive and all(group in sizes for group in groups)
 
-        kept = [term for term in self.terms(*(kinds or ("parameter",))) if is_kept(*term[:2])]
+        kept = [term for term in self.terms(*(kinds or PARAMETERS)) if is_kept(*term[:2])]
         return sum(times * prod(sizes[group] for group in groups) for _, groups, times in kept)
 
     def terms(self, *kinds: Kind) -> list[Term]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raffm.algebra.axis import Where, positions
 from raffm.algebra.group import Group
-from raffm.algebra.layout import Layout
+from raffm.algebra.layout import TRAVELLING, Layout
 from raffm.algebra.ranking import Ranking, refuse_ranking
 from raffm.algebra.selection import Selection
 from raffm.errors import SelectionError
@@ -59,9 +59,9 @@ def part_of(tensor: Tensor, where: tuple[Where, ...]) -> Tensor:
 
 
 def travelling(tensors: Tensors, layout: Layout, selection: Selection) -> dict[str, Tensor]:
-    """Of a submodel's tensors those that travel: everything but transient buffers."""
+    """Of a submodel's tensors those that travel: what training changes."""
     plan = moves(layout, selection)
-    return {move.name: tensors[move.name].detach() for name, move in plan.items() if layout.kind(name) != "transient"}
+    return {move.name: tensors[move.name].detach() for name, move in plan.items() if layout.kind(name) in TRAVELLING}
 
 
 def gather(tensor: Tensor, where: tuple[Where, ...], out: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from raffm.algebra.axis import Name, Where
 from raffm.algebra.check import some
-from raffm.algebra.layout import Layout
+from raffm.algebra.layout import TRAVELLING, Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import Tensors, gather, moves, part_of, scatter
 from raffm.algebra.selection import Selection
@@ -58,7 +58,7 @@ class Tally:
     def __init__(self, layout: Layout, server: Tensors) -> None:
         """Tally against these server tensors, which must not change before the round ends."""
         self._layout = layout
-        self._server = {name: server[name].detach() for name in layout.tensors("parameter", "buffer")}
+        self._server = {name: server[name].detach() for name in layout.tensors(*TRAVELLING)}
         self._sums: dict[str, Tensor] = {}
         self._dense: dict[str, Tensor] = {}
         self._weights: dict[Selection, float] = {}
@@ -67,6 +67,11 @@ class Tally:
         self._open_sums: dict[str, Tensor] = {}
         self._counters: dict[str, Tensor] = {}
         self._gated: set[str] = set()
+
+    @property
+    def counted(self) -> Tensors:
+        """The server's tensors that updates change, by name."""
+        return self._server
 
     @torch.no_grad()
     def add(

@@ -133,8 +133,7 @@ def _letter(
 
 def frozen_names(server: Labelled, selection: Selection) -> set[str]:
     """The parameters of a submodel that are not trained."""
-    still = {name for name, parameter in server.model.named_parameters() if not parameter.requires_grad}
-    return {move.name for name, move in moves(server.layout, selection).items() if name in still} if still else set()
+    return {move.name for name, move in moves(server.layout, selection).items() if server.layout.kind(name) == "frozen"}
 
 
 def digest_of(arrays: Arrays) -> str:
@@ -235,7 +234,7 @@ def update_of(reply: Reply, order: Order, held: Held, server: Labelled) -> dict[
                 came = tensors[name].numel()
                 raise UpdateError(f"client {order.client}: `{name}` has {came} values; its mask keeps {int(kept.sum())}.")
             tensors[name] = _spread(tensors[name], kept)
-    return tensors | _unchanged(server, order.share.selection, set(tensors))
+    return tensors
 
 
 def loss_of(reply: Reply, order: Order) -> float:
@@ -248,13 +247,6 @@ def loss_of(reply: Reply, order: Order) -> float:
 
 LARGEST = 1e300
 """No count and no loss that means something is larger."""
-
-
-def _unchanged(server: Labelled, selection: Selection, sent: set[str]) -> dict[str, Tensor]:
-    """What is not trained and did not come back, as the server has it."""
-    still = frozen_names(server, selection) - sent
-    whole = extract(server.tensors, server.layout, selection) if still else {}
-    return {name: whole[name] for name in still}
 
 
 def moments_of(reply: Reply, client: int, expected: Mapping[str, int]) -> dict[str, Moments]:

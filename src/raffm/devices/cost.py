@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from torch import nn
 
-from raffm.algebra.layout import Layout
+from raffm.algebra.layout import PARAMETERS, Layout
 from raffm.devices.basis import Array, Basis, varying_groups
 from raffm.devices.budget import Kind
 from raffm.devices.probe import read_flops, read_memory
@@ -94,11 +94,11 @@ class CostModel:
 
     @cached_property
     def _params(self) -> Array:
-        return self._sum(self.layout.tensors("parameter"), dict.fromkeys(self.layout.labels, 1))
+        return self._sum(self.layout.tensors(*PARAMETERS), dict.fromkeys(self.layout.labels, 1))
 
     @cached_property
     def _bytes(self) -> Array:
-        return self._sum(self.layout.tensors("parameter", "buffer"), self._widths)
+        return self._sum(self.layout.tensors(*PARAMETERS, "buffer"), self._widths)
 
     @cached_property
     def _flops(self) -> Array:
@@ -159,8 +159,7 @@ class CostModel:
 
     @cached_property
     def _trained(self) -> tuple[str, ...]:
-        tensors = named_tensors(self.model)[0]
-        return tuple(name for name in self.layout.tensors("parameter") if tensors[name].requires_grad)
+        return self.layout.tensors("parameter")
 
     @cached_property
     def _each_trained(self) -> Array:

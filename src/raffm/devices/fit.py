@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.axis import Expression, Label, Name, names, value
-from raffm.algebra.layout import Layout
+from raffm.algebra.layout import PARAMETERS, Layout
 from raffm.algebra.ranking import Ranking
 from raffm.devices.basis import Array
 from raffm.devices.budget import Budget, Kind
@@ -195,7 +195,7 @@ class Part:
 
 def _touched(layout: Layout, groups: set[str]) -> int:
     """The number of parameters in the tensors that these groups run through, or that their blocks hold."""
-    labels = [label for name, label in layout.labels.items() if layout.kind(name) == "parameter"]
+    labels = [label for name, label in layout.labels.items() if layout.kind(name) in PARAMETERS]
     chosen = [label for label in labels if groups & {*label.groups(), *_depth_of(label)}]
     return sum(prod(label.shape(layout.sizes)) for label in chosen)
 

@@ -13,10 +13,13 @@ from raffm.methods.federated_dropout import FederatedDropout
 from raffm.methods.fedrolex import FedRolex
 from raffm.methods.fiarse import Fiarse
 from raffm.methods.fiarse_structured import FiarseStructured
+from raffm.methods.flexlora import FlexLoRA
 from raffm.methods.heterofl import HeteroFL
+from raffm.methods.lora import LoRA
 from raffm.methods.method import Method
 from raffm.methods.pruning_greedy import PruningGreedy
 from raffm.methods.raffm import RaFFM
+from raffm.methods.raflora import RaFLoRA
 from raffm.methods.scalefl import ScaleFL
 from raffm.methods.smallest_for_all import SmallestForAll
 
@@ -34,6 +37,12 @@ KINDS = (
     SmallestForAll,
 )
 METHODS: Mapping[str, type[Any]] = {kind.name: kind for kind in KINDS}
+"""Methods for every model."""
+
+ADAPTING: Mapping[str, type[Any]] = {kind.name: kind for kind in (LoRA, FlexLoRA, RaFLoRA)}
+"""Methods for models with adapters."""
+
+EVERY = {**METHODS, **ADAPTING}
 
 
 def described(method: Method) -> dict[str, Any]:
@@ -44,12 +53,12 @@ def described(method: Method) -> dict[str, Any]:
 
 def method_of(name: str, **switches: Any) -> Method:
     """A method by its name, with its switches; names and switches that do not exist are refused."""
-    if name not in METHODS:
-        raise RunError(f"there is no method {name!r}. The methods are: {', '.join(METHODS)}.")
-    known = [entry.name for entry in fields(METHODS[name])]
+    if name not in EVERY:
+        raise RunError(f"there is no method {name!r}. The methods are: {', '.join(EVERY)}.")
+    known = [entry.name for entry in fields(EVERY[name])]
     for switch in switches:
         if switch not in known:
             has = f"has {', '.join(known)}" if known else "has none"
             raise RunError(f"{name} has no switch {switch!r}; it {has}.")
-    method: Method = METHODS[name](**switches)
+    method: Method = EVERY[name](**switches)
     return method

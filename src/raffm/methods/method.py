@@ -3,6 +3,7 @@
     adapt     (server, seed)             the model that is trained: nearly always the given one
     choose    (server, round, devices)   a Share for every device of the round; None for one that sits it out
     learn     (server, share, client)    what happens in a client's steps; the backend owns the loop
+    tally     (server, sizes)            what counts the updates of a round: nearly always a plain Tally
     merge     (tally, server, update)    how one client's update is counted
     serve     (server, round, devices)   the submodels that devices receive afterwards
     folded    (server, share)            factors of their tensors, where training scaled what modules give
@@ -163,6 +164,10 @@ class Method(Protocol):
         """How a client trains its share."""
         ...
 
+    def tally(self, server: Labelled, sizes: Sequence[float]) -> Tally:
+        """What counts updates; `sizes` are those of the fleet."""
+        ...
+
     def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
         """Add one client's update to the round's tally."""
         ...
@@ -193,6 +198,10 @@ class Usual:
     def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
         """By the task's own loss."""
         return Learn(plain_loss(client.task))
+
+    def tally(self, server: Labelled, sizes: Sequence[float]) -> Tally:
+        """Every element by itself."""
+        return Tally(server.layout, server.tensors)
 
     def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
         """The counted mean."""

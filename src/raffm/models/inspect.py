@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from raffm.algebra.group import Group
+from raffm.algebra.layout import PARAMETERS
 from raffm.algebra.selection import Selection
 from raffm.models.label import layout_of, table_of
 from raffm.models.space import default_sizes
@@ -49,7 +50,7 @@ def inspect(model: nn.Module, table: Table | str | Path | None = None) -> Inspec
     counts = {name: label.shape(layout.sizes) for name, label in layout.labels.items()}
     rows = []
     for name, group in layout.groups.items():
-        tensors = {tensor for tensor, _ in layout.uses(name) if layout.kind(tensor) == "parameter"}
+        tensors = {tensor for tensor, _ in layout.uses(name) if layout.kind(tensor) in PARAMETERS}
         tensors |= {tensor for tensor, label in layout.labels.items() if label.guard and label.guard[0] == name}
         touched = sum(prod(counts[tensor]) for tensor in tensors)
         rows.append(GroupRow(name, group.size, _kind(group), touched, sizes.get(name, ())))

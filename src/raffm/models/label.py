@@ -13,6 +13,7 @@ from raffm.algebra.blocks import block_of, is_place
 from raffm.algebra.group import Group, Tie
 from raffm.algebra.layout import Kind, Layout
 from raffm.errors import LabelError, UnknownFamilyError
+from raffm.models import adapters
 from raffm.models import table as tables
 from raffm.models.entries import entry
 from raffm.models.table import Table
@@ -60,12 +61,12 @@ def layout_of(model: nn.Module, table: Table | str | Path | None = None) -> Layo
     """The layout of a model, checked against all of its parameters and buffers."""
     table = table_of(model, table)
     tensors, aliases = named_tensors(model)
-    prefix = base_prefix(model)
-    table = _with_variants(table, prefix, tensors)
-    last = _last_numbers(table, prefix, tensors)
-    rename = _renaming(table, prefix, tensors, last)
+    prefix, own = base_prefix(model), _without_adapters(tensors)
+    table = _with_variants(table, prefix, own)
+    last = _last_numbers(table, prefix, own)
+    rename = _renaming(table, prefix, own, last)
     depths = _depth_groups(table, prefix, model, last)
-    labels = {name: _label(table, prefix, name, tensor, last) for name, tensor in tensors.items()}
+    labels = {name: _any_label(table, prefix, name, tensors, last) for name in tensors}
     labels = {
         name: replace(
             label,
@@ -103,8 +104,7 @@ def output_labels(model: nn.Module, table: Table | str | Path | None = None) -> 
 
 def group_names(model: nn.Module, table: Table) -> tuple[Rename, dict[str, int]]:
     """How groups that a table names are called in a model, and the largest number of every wildcard."""
-    tensors, _ = named_tensors(model)
-    prefix = base_prefix(model)
+    prefix, tensors = base_prefix(model), _without_adapters(named_tensors(model)[0])
     last = _last_numbers(table, prefix, tensors)
     return _renaming(table, prefix, tensors, last), last
 
@@ -137,6 +137,21 @@ def _with_variants(table: Table, prefix: str, tensors: Mapping[str, Tensor]) -> 
         if prefix + variant["has"] in tensors:
             lines = {**variant["tensors"], **{name: line for name, line in lines.items() if name not in variant["tensors"]}}
     return replace(table, tensors=lines)
+
+
+def _without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the model itself, by the names that they have without adapters."""
+    return {adapters.plain(name): tensor for name, tensor in tensors.items() if adapters.part_of(name) is None}
+
+
+def _any_label(table: Table, prefix: str, name: str, tensors: Mapping[str, Tensor], last: tables.Numbers) -> Label:
+    """The label of a tensor of the model, or of an adapter in it."""
+    part = adapters.part_of(name)
+    if part is None:
+        return _label(table, prefix, adapters.plain(name), tensors[name], last)
+    weight = tensors[f"{part.module}.base_layer.weight"]
+    beside = _label(table, prefix, adapters.plain(f"{part.module}.weight"), weight, last)
+    return adapters.label_of(replace(part, module=part.module.removeprefix(prefix)), beside)
 
 
 def _label(table: Table, prefix: str, name: str, tensor: Tensor, last: tables.Numbers) -> Label:
@@ -264,11 +279,12 @@ def _attributes(
 ) -> dict[str, tuple[Expression, int]]:
     """The integers that modules store, with what they mean and what they are."""
     found: dict[str, tuple[Expression, int]] = {}
-    modules = dict(model.named_modules())
+    modules, places = dict(model.named_modules()), _places(model)
     for template, text in table.attributes.items():
         owner, attribute = _owner(template)
-        owners = {"": {}} if attribute.startswith("config.") and not owner else _instances(prefix, owner, modules)
-        for name, numbers in owners.items():
+        owners = {"": {}} if attribute.startswith("config.") and not owner else _instances(prefix, owner, places)
+        for plain, numbers in owners.items():
+            name = places[plain]
             stored = entry(modules[name], attribute)
             if isinstance(stored, int) and not text.startswith("["):
                 expression = renamed(parse(tables.fill(text, numbers, last)), rename)
@@ -284,10 +300,11 @@ def _lists(table: Table, model: nn.Module) -> dict[str, str]:
 
 def _when_cut(table: Table, prefix: str, model: nn.Module, last: tables.Numbers, rename: Rename) -> dict[str, tuple[str, str]]:
     """The modules that need another class once a group is cut, with the group and the class's name."""
-    modules = dict(model.named_modules())
+    modules, places = dict(model.named_modules()), _places(model)
     found = {}
     for template, about in table.when_cut.items():
-        for name, numbers in _instances(prefix, template, modules).items():
+        for plain, numbers in _instances(prefix, template, places).items():
+            name = places[plain]
             if about["class"] not in {kind.__name__ for kind in type(modules[name]).__mro__}:
                 raise LabelError(f"`{name}` shall become a {about['class']} when it is cut, but its class derives from none.")
             found[name] = rename(tables.fill(about["group"], numbers, last)), about["class"]
@@ -301,11 +318,22 @@ def _owner(template: str) -> tuple[str, str]:
     return ".".join(parts[:cut]), ".".join(parts[cut:])
 
 
-def _instances(prefix: str, owner: str, modules: Mapping[str, nn.Module]) -> dict[str, tables.Numbers]:
-    return tables.instances(prefix + owner if owner else prefix.rstrip("."), modules)
+def _instances(prefix: str, owner: str, places: Mapping[str, str]) -> dict[str, tables.Numbers]:
+    return tables.instances(prefix + owner if owner else prefix.rstrip("."), places)
+
+
+def _places(model: nn.Module) -> dict[str, str]:
+    """Where every module is, by the name that it has without adapters; of a layer with one, the layer itself."""
+    return {adapters.plain(name): name for name, _ in model.named_modules()}
 
 
 def _kinds(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
     saved = set(model.state_dict(keep_vars=True))
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: "parameter" if name in parameters else "buffer" if name in saved else "transient" for name in tensors}
+
+    def kind(name: str, tensor: Tensor) -> Kind:
+        if name in parameters:
+            return "parameter" if tensor.requires_grad else "frozen"
+        return "buffer" if name in saved else "transient"
+
+    return {name: kind(name, tensor) for name, tensor in tensors.items()}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from raffm.algebra.axis import as_stretch, coordinates
 from raffm.algebra.group import Group
-from raffm.algebra.layout import Layout
+from raffm.algebra.layout import PARAMETERS, Layout
 from raffm.algebra.ranking import Ranking
 from raffm.errors import SpaceError
 from raffm.models.label import named_tensors
@@ -107,7 +107,7 @@ def _uses(tensors: Mapping[str, Tensor], layout: Layout, name: str, row: int | N
     return [
         _use(tensors[tensor], axis, _role(layout, tensor, axis), _positions(layout, tensor, axis, name, row))
         for tensor, axis in layout.uses(name)
-        if tensor in tensors and tensors[tensor].is_floating_point() and layout.kind(tensor) == "parameter"
+        if tensor in tensors and tensors[tensor].is_floating_point() and layout.kind(tensor) in PARAMETERS
     ]
 
 

@@ -16,6 +16,7 @@ from raffm.algebra.blocks import block_of, depth_of, is_place, place_value
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract
 from raffm.algebra.selection import Selection
+from raffm.models.adapters import is_adapted, refresh
 from raffm.models.label import named_tensors
 
 
@@ -120,6 +121,8 @@ def _refresh_attributes(module: nn.Module, layout: Layout, selection: Selection)
         kind = next((kind for kind in type(child).__mro__ if kind in _SHAPED), None)
         if kind is not None:
             _SHAPED[kind](child)
+        if is_adapted(child):
+            refresh(child)
     sizes = layout.sizes_of(selection)
     for name, expression in layout.attributes_of(selection).items():
         new = layout.name_in(selection, name)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffm.algebra.layout import TRAVELLING
 from raffm.errors import CheckpointError
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.labelled import Labelled
@@ -22,12 +23,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a checkpoint holds. `round` is the next one to run."""
+    """What a checkpoint holds. `round` is the next one to run; `frozen` tells the weights that are not trained from others."""
 
     round: int
     results: Results
     server: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
+    frozen: str = ""
 
 
 def save(folder: Path, saved: Saved, identity: str) -> None:
@@ -37,7 +39,8 @@ def save(folder: Path, saved: Saved, identity: str) -> None:
             write_tensors(fresh / "server.safetensors", saved.server)
             write_tensors(fresh / "optimizer.safetensors", saved.optimizer)
             write_json(fresh / "results.json", saved.results.to_json())
-            write_json(fresh / "run.json", {"format": FORMAT, "identity": identity, "round": saved.round})
+            about = {"format": FORMAT, "identity": identity, "round": saved.round, "frozen": saved.frozen}
+            write_json(fresh / "run.json", about)
     except Exception as error:  # a full disk shows as OSError or as an error of safetensors' own
         if isinstance(error, OSError) or "SafetensorError" in type(error).__name__:
             raise CheckpointError(
@@ -64,13 +67,21 @@ def load(folder: Path, identity: str | None) -> Saved:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{str(folder)!r} is damaged: {error!r}. Restore it from a copy.") from None
     server, optimizer = (read_tensors(folder / f"{name}.safetensors") for name in ("server", "optimizer"))
-    return Saved(next_round, results, server, optimizer)
+    return Saved(next_round, results, server, optimizer, str(about.get("frozen", "")))
 
 
 @torch.no_grad()
 def restore(saved: Saved, server: Labelled, folder: Path) -> None:
-    """Put a checkpoint's weights into the server's tensors; ones that do not fit are refused, and nothing changes."""
-    tensors = {name: server.tensors[name] for name in server.layout.tensors("parameter", "buffer")}
+    """Put a checkpoint's weights into the server's tensors; ones that do not fit are refused, and nothing changes.
+
+    Weights that are not trained are not in it: the server must have the same ones.
+    """
+    if saved.frozen != frozen_digest(server):
+        raise CheckpointError(
+            f"{str(folder)!r} was trained on other frozen weights than the model has now. Give the pretrained model that the "
+            "run was started with."
+        )
+    tensors = {name: server.tensors[name] for name in server.layout.tensors(*TRAVELLING)}
     for name in {**tensors, **saved.server}:
         mine, theirs = tensors.get(name), saved.server.get(name)
         if mine is None or theirs is None or mine.shape != theirs.shape or mine.dtype != theirs.dtype:
@@ -91,6 +102,12 @@ def sweep(folder: Path) -> None:
     """Remove what a killed save left beside a checkpoint."""
     for left in folder.parent.glob(f".{folder.name}-*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def frozen_digest(server: Labelled) -> str:
+    """What tells the server's frozen weights from others; nothing where all are trained."""
+    frozen = {name: server.tensors[name] for name in server.layout.tensors("frozen")}
+    return digest(frozen) if frozen else ""
 
 
 def digest(tensors: Mapping[str, Tensor], *about: Any) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from raffm.algebra.coding import encode
+from raffm.algebra.layout import TRAVELLING
 from raffm.algebra.mask import Mask
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
@@ -82,12 +83,13 @@ class Costs:
         flops = self.flops(share.selection)
         if isinstance(held, Mask):
             kept = {name: int(mask.sum()) for name, mask in held.kept.items()}
-            sent = {name: kept.get(name, tensors[name].numel()) for name in layout.tensors("parameter", "buffer")}
+            sent = {name: kept.get(name, tensors[name].numel()) for name in layout.tensors(*TRAVELLING)}
             values = sum(count * tensors[name].element_size() for name, count in sent.items())
-            return Cost(sum(sent[name] for name in layout.tensors("parameter")), values + coded_bytes(held), values, flops)
+            params = sum(sent[name] for name in layout.tensors("parameter")) + layout.count(share.selection, "frozen")
+            return Cost(params, values + coded_bytes(held), values, flops)
         sizes = layout.sizes_of(share.selection)
         labels = layout.labels_of(share.selection)
-        travelling = [name for name in layout.tensors("parameter", "buffer") if name in labels]
+        travelling = [name for name in layout.tensors(*TRAVELLING) if name in labels]
         values = sum(int(np.prod(labels[name].shape(sizes))) * tensors[name].element_size() for name in travelling)
         return Cost(layout.count(share.selection), values, values, flops)
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from raffm.algebra.layout import TRAVELLING
 from raffm.algebra.median import Median
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
@@ -106,18 +107,19 @@ class _Run:
     costs: Costs = field(init=False)
     results: Results = field(init=False)
     identity: str = field(init=False)
+    frozen: str = field(init=False)
 
     def begin(self) -> int:
         """Set everything up, from the checkpoint where the run is resumed; give the first round to run."""
         server = self.plan.server
-        kind = Median if self.plan.merging.combine == "median" else Tally
-        self.tally = kind(server.layout, server.tensors)
+        is_median = self.plan.merging.combine == "median"
+        self.tally = Median(server.layout, server.tensors) if is_median else self.plan.tally()
         self.optimizer = ServerOptimizer(server.layout, self.plan.merging)
         self.costs = Costs(self.plan)
         self.results = _blank(self.plan, self.costs, self.settings)
         if self.keeping.folder is None:
             return 0
-        self.identity = _identity(self.plan, self.settings)
+        self.identity, self.frozen = _identity(self.plan, self.settings), checkpoint.frozen_digest(server)
         checkpoint.sweep(self.keeping.folder)
         if not checkpoint.exists(self.keeping.folder):
             return 0
@@ -229,11 +231,10 @@ class _Run:
         """Write the checkpoint."""
         if self.keeping.folder is None:
             return
-        names = self.plan.server.layout.tensors("parameter", "buffer")
+        names = self.plan.server.layout.tensors(*TRAVELLING)
         server = {name: self.plan.server.tensors[name] for name in names}
-        checkpoint.save(
-            self.keeping.folder, checkpoint.Saved(next_round, self.results, server, self.optimizer.state), self.identity
-        )
+        saved = checkpoint.Saved(next_round, self.results, server, self.optimizer.state, self.frozen)
+        checkpoint.save(self.keeping.folder, saved, self.identity)
 
 
 def _blank(plan: Plan, costs: Costs, settings: dict[str, Any]) -> Results:

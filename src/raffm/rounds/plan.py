@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from raffm.algebra.tally import Tally
 from raffm.data.examples import Federation
 from raffm.data.task import Task
 from raffm.devices.fleet import Fleet, Tier
@@ -177,6 +178,10 @@ class Plan:
                 "out, or choose raffm."
             )
         self.method.refuse(self.server, list(self.served.values()))
+
+    def tally(self) -> Tally:
+        """What counts the updates of a round."""
+        return self.method.tally(self.server, self.dealt)
 
     @cached_property
     def dealt(self) -> tuple[float, ...]:

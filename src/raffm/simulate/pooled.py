@@ -76,11 +76,8 @@ class Pooled:
         self._workers = [self._started() for _ in range(count)]
 
     def _started(self) -> Worker:
-        floats = {
-            name: tensor
-            for name, tensor in self._plan.server.tensors.items()
-            if tensor.is_floating_point() and self._plan.server.layout.kind(name) != "transient"
-        }
+        counted = self._plan.tally().counted
+        floats = {name: tensor for name, tensor in counted.items() if tensor.is_floating_point()}
         wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floats.values()) else torch.float32
         sums, coverage = Block(floats, wide), Block(floats, wide)
         context = multiprocessing.get_context("fork")
@@ -239,7 +236,7 @@ def _serve(plan: Plan, pipe: Connection, parents: Connection, sums: Block, cover
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    workshop, tally = Workshop(plan), Tally(plan.server.layout, plan.server.tensors)
+    workshop, tally = Workshop(plan), plan.tally()
     while True:
         try:
             about, tensors = _received(pipe)

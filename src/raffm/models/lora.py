@@ -1,0 +1,96 @@
+"""Adapters put into a model, found in one, and added to its weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from raffm.algebra.axis import names
+from raffm.algebra.layout import Layout
+from raffm.errors import LabelError
+from raffm.libraries import library
+from raffm.models.adapters import is_adapted, is_transposed, part_of
+from raffm.models.label import base_prefix, layout_of
+
+NEEDS_PEFT = LabelError("adapters need peft: pip install 'raffm[lora]'.")
+
+
+def with_lora(
+    model: nn.Module,
+    rank: int = 8,
+    alpha: float | None = None,
+    targets: Sequence[str] | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> nn.Module:
+    """The same model with adapters in it; they and the head are trained from now on, nothing else.
+
+    `targets` are the last names of the linear layers that get one, by default those that make queries, keys and values;
+    `alpha` is twice the rank. New adapters change nothing: their second half is 0.
+    """
+    peft = library("peft", NEEDS_PEFT)
+    if rank < 1:
+        raise LabelError(f"an adapter has a rank of at least 1, but was given {rank!r}.")
+    chosen = _chosen(model, targets)
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha or 2 * rank,
+        target_modules=chosen,
+        lora_dropout=dropout,
+        fan_in_fan_out=is_transposed(model.get_submodule(chosen[0])),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(config, model)
+    prefix = base_prefix(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part_of(name) is not None or not name.startswith(prefix or name))
+    return model
+
+
+def _chosen(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
+    modules = {name for name, module in model.named_modules() if getattr(module, "weight", None) is not None}
+    if targets is None:
+        found = [name for name in _attentive(layout_of(model)) if name in modules]
+    else:
+        found = [name for name in sorted(modules) if name.rpartition(".")[2] in targets]
+    if not found:
+        wanted = "that makes queries, keys or values" if targets is None else f"named {' or '.join(targets)}"
+        raise LabelError(f"{type(model).__name__} has no layer {wanted}. Say which get an adapter: `targets=[...]`.")
+    return found
+
+
+def _attentive(layout: Layout) -> list[str]:
+    """The linear layers whose outputs are divided among heads."""
+    return [
+        name.removesuffix(".weight")
+        for name, label in layout.labels.items()
+        if label.source is not None
+        and label.target is not None
+        and len(label.axes) == 2
+        and set(names(label.axes[label.target])) & set(layout.heads)
+        and name.endswith(".weight")
+    ]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside PEFT's own wrapper, adapters and all; any other model as it is."""
+    inside: Any = getattr(model, "get_base_model", None)
+    found: nn.Module = inside() if callable(inside) and hasattr(model, "peft_config") else model
+    return found
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """A copy without adapters: each is added to the weight that it stood beside."""
+    made = copy.deepcopy(model)
+    for name, module in list(made.named_modules()):
+        if is_adapted(module):
+            layer: Any = module
+            layer.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(made.get_submodule(parent), child, layer.get_base_layer())
+    return made

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from raffm.algebra.tally import Tally
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.data.task import ImageClassification
 from raffm.devices.fleet import fleet_of
@@ -121,7 +120,7 @@ def difference(method: str, data: Federation, local: Local) -> dict[str, Any]:
 
 def one_round(plan: Plan, backend: Backend, round: int = 0) -> dict[str, torch.Tensor]:
     """The server after a round."""
-    tally = Tally(plan.server.layout, plan.server.tensors)
+    tally = plan.tally()
     backend.train(plan.orders(round, plan.cohort(round).present), tally, lambda _: None, lambda: None)
     tally.step()
     return {name: tensor.detach().clone() for name, tensor in plan.server.tensors.items()}
@@ -152,7 +151,7 @@ def rounds_of(
     """A round of a method: choosing, extracting, augmenting, training, tallying."""
     plan = plan_of(method, data, steps, **rest)
     backend = Captured(plan, style=style)
-    tally = Tally(plan.server.layout, plan.server.tensors)
+    tally = plan.tally()
 
     def run(round: int) -> None:
         orders = plan.orders(round, plan.cohort(round).present)

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from raffm.data.examples import Federation
     from raffm.data.task import ImageClassification, Task, TextClassification
     from raffm.devices.fleet import Fleet, Tier
-    from raffm.elastic import RaFFM
+    from raffm.elastic import RaFFM, RaPEFT
     from raffm.errors import RaffmError
     from raffm.federate import Trained, load_data, train
     from raffm.models.checkpoint import load_submodel, save_submodel
     from raffm.models.draft import draft
     from raffm.models.inspect import inspect
     from raffm.models.label import layout_of
+    from raffm.models.lora import merged, with_lora
     from raffm.models.resnet import ResNet, ResNetConfig, recalibrate
     from raffm.models.salience import l1_norm, l2_norm
     from raffm.models.stock import export_stock
@@ -41,6 +42,7 @@ _HOMES = {
     "Merging": "raffm.rounds.plan",
     "Participation": "raffm.rounds.plan",
     "RaFFM": "raffm.elastic",
+    "RaPEFT": "raffm.elastic",
     "RaffmError": "raffm.errors",
     "Ranking": "raffm.algebra.ranking",
     "ResNet": "raffm.models.resnet",
@@ -60,6 +62,7 @@ _HOMES = {
     "layout_of": "raffm.models.label",
     "load_data": "raffm.federate",
     "load_submodel": "raffm.models.checkpoint",
+    "merged": "raffm.models.lora",
     "permute": "raffm.algebra.move",
     "recalibrate": "raffm.models.resnet",
     "save_submodel": "raffm.models.checkpoint",
@@ -67,6 +70,7 @@ _HOMES = {
     "submodel": "raffm.models.surgery",
     "train": "raffm.federate",
     "verify": "raffm.models.verify",
+    "with_lora": "raffm.models.lora",
 }
 
 __all__ = [
@@ -80,6 +84,7 @@ __all__ = [
     "Merging",
     "Participation",
     "RaFFM",
+    "RaPEFT",
     "RaffmError",
     "Ranking",
     "ResNet",
@@ -99,6 +104,7 @@ __all__ = [
     "layout_of",
     "load_data",
     "load_submodel",
+    "merged",
     "permute",
     "recalibrate",
     "save_submodel",
@@ -106,6 +112,7 @@ __all__ = [
     "submodel",
     "train",
     "verify",
+    "with_lora",
 ]
 
 

@@ -8,6 +8,7 @@ submodel, params, config = elastic.fit(max_params=45_000_000)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from raffm.errors import CheckpointError, SelectionError, SpaceError, UpdateErro
 from raffm.models.checkpoint import load_weights, save_model
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.label import layout_of, named_tensors, table_of
+from raffm.models.lora import recipe_of, unwrapped, with_lora
 from raffm.models.salience import Metric, l1_norm, rank
 from raffm.models.space import By, Config, read_space
 from raffm.models.surgery import Record, submodel
@@ -263,6 +265,50 @@ class RaFFM:
         """The buffers that no state dict holds, such as rotary frequencies."""
         tensors, _ = named_tensors(self.model)
         return {name: tensors[name] for name in self.layout.tensors("transient")}
+
+
+class RaPEFT(RaFFM):
+    """An elastic model with adapters: clients hold a part of the frozen weights, of the ranks, or of both.
+
+    `model` is any model, which gets LoRA of this `rank` (see `with_lora`), or one that PEFT made. `ranks` are those that
+    submodels may have, by default the full one alone. Only adapters and the head are trained, sent and averaged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        space: Mapping[str, Any] | str | Path | None = None,
+        *,
+        rank: int = 8,
+        alpha: float | None = None,
+        targets: Sequence[str] | None = None,
+        ranks: Sequence[int] | None = None,
+        **rest: Any,
+    ) -> None:
+        inside = unwrapped(model)
+        super().__init__(inside if recipe_of(inside) else with_lora(inside, rank, alpha, targets), space, **rest)
+        if ranks is not None:
+            levels = tuple(sorted(set(ranks), reverse=True))
+            groups = {name: levels for name in self.layout.groups if name.endswith(".rank")}
+            self.space = replace(self.space, sizes={**self.space.sizes, **groups})
+            self.space.to_sizes(self.space.largest())  # ranks that no adapter has are refused
+
+    @property
+    def trained_params(self) -> int:
+        """The number of parameters that are trained: those of adapters and of the head."""
+        return self.layout.count(Selection(), "parameter")
+
+    def random_peft_model(self, seed: int | None = None) -> Submodel:
+        """A random submodel with its adapters."""
+        return self.random_resource_aware_model(seed)
+
+    def smallest_peft_model(self) -> Submodel:
+        """The smallest submodel with its adapters."""
+        return self.sample_smallest_model()
+
+    def resource_aware_peft_model(self, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
+        """The submodel of a config, with its adapters."""
+        return self.resource_aware_model(config)
 
 
 def _flat_ranking(ranking: Ranking) -> dict[str, Tensor]:

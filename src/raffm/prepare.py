@@ -23,6 +23,7 @@ from raffm.methods import EVERY, method_of
 from raffm.methods.method import Method
 from raffm.models.labelled import Labelled
 from raffm.models.load import place_of, trainable
+from raffm.models.lora import with_lora
 from raffm.rounds import checkpoint
 from raffm.rounds.checkpoint import Saved
 from raffm.rounds.loop import Watcher
@@ -219,6 +220,9 @@ def model_for(settings: Settings, dataset: Dataset) -> Any:
     model = trainable(
         settings.model.name, kind_of(dataset), len(dataset.classes), tuple(shape), settings.seed, settings.model.config
     )
+    if settings.lora.rank:
+        lora = settings.lora
+        model = with_lora(model, lora.rank, lora.alpha or None, lora.targets or None, lora.dropout, settings.seed)
     return model.to(device_of(settings.backend))
 
 

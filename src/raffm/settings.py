@@ -68,6 +68,20 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class LoraSettings:
+    """Adapters beside frozen weights: their rank, 0 for none, and `targets`, the last names of the layers that get one."""
+
+    rank: int = 0
+    alpha: float = 0.0
+    targets: tuple[str, ...] = ()
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise RunError(f"adapters have a rank of at least 1, or 0 for none, not {self.rank!r}.")
+
+
+@dataclass(frozen=True)
 class FleetSettings:
     """The clients' devices."""
 
@@ -118,6 +132,7 @@ class Settings:
     rounds: int = 20
     seed: int = 0
     model: ModelSettings = field(default_factory=ModelSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataSettings = field(default_factory=DataSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     local: Local = field(default_factory=Local)

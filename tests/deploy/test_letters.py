@@ -21,8 +21,11 @@ from raffm.deploy.node import KEPT, Node
 from raffm.deploy.posted import Post, Posted
 from raffm.errors import RunError, UpdateError
 from raffm.federate import run_plan
+from raffm.methods import ADAPTING, method_of
 from raffm.methods.method import Held
 from raffm.models.checkpoint import load_submodel
+from raffm.models.labelled import Labelled
+from raffm.models.lora import with_lora
 from raffm.models.moments import batch_norms
 from raffm.rounds import checkpoint
 from raffm.rounds.backend import Backend, Serial
@@ -76,7 +79,7 @@ def post(plan: Plan, change: Change = lambda client, reply: reply, seen: list[Le
 
 
 def rounds(plan: Plan, backend: Backend) -> list[Outcome]:
-    tally, outcomes = Tally(plan.server.layout, plan.server.tensors), []
+    tally, outcomes = plan.tally(), []
     for round in range(2):
         outcomes += backend.train(plan.orders(round, range(plan.data.clients)), tally, lambda _: None, lambda: None)
         tally.step()
@@ -144,7 +147,7 @@ def half_frozen(name: str = "heterofl") -> Plan:
     plan = plan_of("vit", name, "1, 1/4", labels=LABELS)
     for key, parameter in plan.server.model.named_parameters():
         parameter.requires_grad_("classifier" in key or key.startswith("vit.layernorm"))
-    return plan
+    return replace(plan, server=Labelled.of(plan.server.model, plan.server.table))
 
 
 @pytest.fixture
@@ -168,6 +171,27 @@ def test_frozen_weights_travel_once_and_the_server_is_that_of_one_process(cache:
     trained = {key for key, parameter in plan.server.model.named_parameters() if parameter.requires_grad}
     reply = nodes_of(plan)[0].answer(by_wire(seen[-1]))
     assert {key.removeprefix("tensor/") for key in reply.arrays} == trained
+
+
+@pytest.mark.parametrize("name", ADAPTING)
+def test_of_a_model_with_adapters_the_base_travels_once_and_then_adapters_alone(cache: Path, name: str) -> None:
+    pytest.importorskip("peft")
+
+    def adapted() -> Plan:
+        plan = plan_of("vit", "fedavg", "1, 1/4", labels=LABELS)
+        return replace(plan, server=Labelled.of(with_lora(plan.server.model, 4)), method=method_of(name))
+
+    plan, other = adapted(), adapted()
+    seen: list[Letter] = []
+    outcomes = rounds(plan, Posted(plan, post(plan, seen=seen)))
+    assert not [outcome.refused for outcome in outcomes if outcome.refused]
+    rounds(other, Serial(other))
+    for tensor, value in other.server.tensors.items():
+        assert torch.allclose(plan.server.tensors[tensor], value, atol=1e-5), tensor
+    assert all(letter.frozen for letter in seen[:4])
+    for letter in seen[4:]:
+        assert not letter.frozen
+        assert all(".lora_" in key or "classifier" in key for key in letter.arrays)
 
 
 def test_a_node_that_lost_its_frozen_weights_gets_them_again(cache: Path) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raffm.algebra.tally import Tally
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.data.task import ImageClassification, Task, TextClassification
 from raffm.devices.fleet import fleet_of
@@ -100,7 +99,7 @@ def run(plan: Plan) -> Results:
 
 def rounds_of(plan: Plan, clients: Sequence[int] | None = None) -> list[Outcome]:
     """The rounds alone, without costs and evaluations; of these clients, in this order, or of all that are asked."""
-    backend, tally, outcomes = Serial(plan), Tally(plan.server.layout, plan.server.tensors), []
+    backend, tally, outcomes = Serial(plan), plan.tally(), []
     for round in range(plan.rounds):
         orders = plan.orders(round, plan.cohort(round).present if clients is None else clients)
         outcomes += backend.train(orders, tally, lambda _: None, lambda: None)

@@ -124,7 +124,7 @@ def assert_near(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: fl
 
 def tally_of(made: Plan) -> Tally:
     """A fresh tally of a plan's server."""
-    return Tally(made.server.layout, made.server.tensors)
+    return made.tally()
 
 
 def nothing(*_: object) -> None:

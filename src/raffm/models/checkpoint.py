@@ -24,6 +24,7 @@ from raffm.models.exits import Exits, as_json
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.label import layout_of, named_tensors
 from raffm.models.load import from_config, has_own_head
+from raffm.models.lora import Recipe, injected, recipe_of
 from raffm.models.surgery import Record, assembled, skeleton
 from raffm.models.table import Table
 
@@ -199,6 +200,8 @@ def _config_dict(module: nn.Module) -> dict[str, Any]:
         content["tie_word_embeddings"] = False
     if isinstance(module, Exits):
         content["exits"] = as_json(module.recipe)
+    if (recipe := recipe_of(module)) is not None:
+        content["lora"] = recipe.to_json()
     return content
 
 
@@ -215,5 +218,7 @@ def model_without_weights(about: dict[str, Any]) -> nn.Module:
 
 def _on_meta(name: str, config: dict[str, Any], attention: str | None) -> nn.Module:
     """The full model without weights."""
+    plain = {key: entry for key, entry in config.items() if key != "lora"}
     with torch.device("meta"):
-        return from_config(str(config.get("model_type")), name, config, attention)
+        model = from_config(str(config.get("model_type")), name, plain, attention)
+        return injected(model, Recipe.from_json(config["lora"])) if "lora" in config else model

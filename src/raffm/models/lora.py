@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,25 @@ from raffm.models.label import base_prefix, layout_of
 NEEDS_PEFT = LabelError("adapters need peft: pip install 'raffm[lora]'.")
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What makes a model's adapters again: their rank, alpha, dropout, and the layers that have one, by name."""
+
+    rank: int
+    alpha: float
+    layers: tuple[str, ...]
+    dropout: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "layers": list(self.layers)}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Recipe:
+        """What `to_json` gave."""
+        return Recipe(**{**content, "layers": tuple(content["layers"])})
+
+
 def with_lora(
     model: nn.Module,
     rank: int = 8,
@@ -32,16 +52,20 @@ def with_lora(
     `targets` are the last names of the linear layers that get one, by default those that make queries, keys and values;
     `alpha` is twice the rank. New adapters change nothing: their second half is 0.
     """
-    peft = library("peft", NEEDS_PEFT)
     if rank < 1:
         raise LabelError(f"an adapter has a rank of at least 1, but was given {rank!r}.")
-    chosen = _chosen(model, targets)
+    return injected(model, Recipe(rank, alpha or 2.0 * rank, tuple(_chosen(model, targets)), dropout), seed)
+
+
+def injected(model: nn.Module, recipe: Recipe, seed: int = 0) -> nn.Module:
+    """The same model with the adapters of a recipe."""
+    peft = library("peft", NEEDS_PEFT)
     config = peft.LoraConfig(
-        r=rank,
-        lora_alpha=alpha or 2 * rank,
-        target_modules=chosen,
-        lora_dropout=dropout,
-        fan_in_fan_out=is_transposed(model.get_submodule(chosen[0])),
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        target_modules=list(recipe.layers),
+        lora_dropout=recipe.dropout,
+        fan_in_fan_out=is_transposed(model.get_submodule(recipe.layers[0])),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -49,7 +73,23 @@ def with_lora(
     prefix = base_prefix(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part_of(name) is not None or not name.startswith(prefix or name))
+    model.raffm_lora = recipe  # type: ignore[assignment]
     return model
+
+
+def recipe_of(model: nn.Module) -> Recipe | None:
+    """The recipe of a model's adapters; it is that of the full model in submodels, too. None where there are none."""
+    own = getattr(model, "raffm_lora", None)
+    if isinstance(own, Recipe):
+        return own
+    layers = {name: module for name, module in model.named_modules() if is_adapted(module)}
+    if not layers:
+        return None
+    kinds = {(next(iter(each.r.values())), next(iter(each.scaling.values()))) for each in layers.values()}
+    if len(kinds) > 1:
+        raise LabelError(f"the adapters have different ranks or scales ({sorted(kinds)}), which no file of ours holds.")
+    ((rank, scale),) = kinds
+    return Recipe(rank, rank * scale, tuple(layers))
 
 
 def _chosen(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -80,7 +120,10 @@ def _attentive(layout: Layout) -> list[str]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside PEFT's own wrapper, adapters and all; any other model as it is."""
     inside: Any = getattr(model, "get_base_model", None)
-    found: nn.Module = inside() if callable(inside) and hasattr(model, "peft_config") else model
+    if not callable(inside) or not hasattr(model, "peft_config"):
+        return model
+    found: nn.Module = inside()
+    found.raffm_lora = recipe_of(found)  # type: ignore[assignment]
     return found
 
 
@@ -93,4 +136,5 @@ def merged(model: nn.Module) -> nn.Module:
             layer.merge()
             parent, _, child = name.rpartition(".")
             setattr(made.get_submodule(parent), child, layer.get_base_layer())
+    made.raffm_lora = None  # type: ignore[assignment]
     return made

@@ -10,9 +10,10 @@ from typing import Any, get_type_hints
 
 import torch
 
+from raffm.data import glue
 from raffm.data.examples import Dataset, Examples, Federation
 from raffm.data.sources import Columns, load
-from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
+from raffm.data.task import ImageClassification, Task, TextClassification, TextRegression, kind_of
 from raffm.data.text import agree_on_padding
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
@@ -179,7 +180,7 @@ def dataset_of(settings: Settings, source: str) -> Dataset:
 def _reading(settings: Settings) -> dict[str, Any]:
     data = settings.data
     return {
-        "columns": Columns(data.input or None, data.label or None, data.owner or None),
+        "columns": Columns(data.input or None, data.label or None, data.owner or None, data.pair or None),
         "image_size": data.image_size or None,
         "tokenizer": _tokenizer(data.tokenizer or settings.model.name),
         "max_length": data.max_length,
@@ -229,7 +230,7 @@ def model_for(settings: Settings, dataset: Dataset) -> Any:
 def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
     """Texts, or images with the normalisation that is given, that the model was pretrained with, or that is usual."""
     if kind_of(dataset) == "text":
-        return TextClassification()
+        return _text_task(settings.data.source, dataset)
     data = settings.data
     channels, _, side = dataset.train.inputs["pixel_values"].shape[1:]
     plain = {"mean": (0.5,) * channels, "std": (0.5,) * channels, "crop": 0, "flip": False}
@@ -242,6 +243,13 @@ def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
         flip=usual["flip"] if data.flip is None else data.flip,
         size=wanted if isinstance(wanted, int) and wanted != side else 0,
     )
+
+
+def _text_task(source: str, dataset: Dataset) -> Task:
+    """Classes or numbers, judged as the benchmark does that the source belongs to."""
+    name = glue.task_name(source)
+    named = () if name is None else glue.METRICS[name]
+    return TextRegression() if dataset.train.labels.is_floating_point() else TextClassification(named=named)
 
 
 def _pretrained_with(name: str) -> dict[str, tuple[float, ...]]:

@@ -50,6 +50,7 @@ class DataSettings:
     input: str = ""
     label: str = ""
     owner: str = ""
+    pair: str = ""
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()

@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from data.pairs import pairs, tokenizer
+from raffm.models.load import trainable
+from raffm.prepare import reopened
 
 SCRIPT = Path(__file__).parents[2] / "fl_vit.py"
 
@@ -44,8 +49,37 @@ def test_vanilla_is_fedavg_and_a_fleet_fits_submodels(tmp_path: Path, monkeypatc
     assert fitted["run"]["method"] == {"name": "raffm", "sizes": "fitted", "metric": "none"}
 
 
+def test_peft_trains_adapters_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    few = "--peft --model vit-small --dataset digits --num_clients 10 --num_rounds 1 --num_local_epochs 1 --k-shot 2".split()
+    run(monkeypatch, *few, "--save_dir", str(tmp_path / "log"))
+    results = json.loads((tmp_path / "log" / "results.json").read_text())
+    assert results["run"]["lora"] == {"rank": 16, "alpha": 16.0, "targets": [], "dropout": 0.1}
+    assert results["rounds"][0]["bytes_up"] < 0.3 * 4 * results["model"]["params"]
+
+
 def test_what_it_cannot_do_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, "--peft")
+        run(monkeypatch, "--method", "magic")
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "RunError: adapters are not trained by this version; leave --peft out.\n"
+    assert capsys.readouterr().err.startswith("RunError: there is no method 'magic'.")
+
+
+def test_the_same_flags_train_on_glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D-RA23, D-RA24: any task, any family, and no text is padded to 512 tokens."""
+    monkeypatch.setenv("RAFFM_DATA", str(tmp_path))
+    pairs(tmp_path / "glue_small" / "rte", [0, 1] * 20)
+    model = trainable("distilbert:tiny", "text", 2)
+    model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    tokenizer(tmp_path / "words").save_pretrained(tmp_path / "model")
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    few = "--method raffm --spp --dataset rte --num_clients 2 --num_rounds 1 --num_local_epochs 1 --batch_size 4".split()
+    monkeypatch.setattr(
+        sys, "argv", ["fl_glue.py", *few, "--model", str(tmp_path / "model"), "--save_dir", str(tmp_path / "log")]
+    )
+    runpy.run_path(str(SCRIPT.with_name("fl_glue.py")), run_name="__main__")
+    results = json.loads((tmp_path / "log" / "results.json").read_text())
+    assert results["metric"] == "accuracy"
+    plan, _ = reopened(tmp_path / "log")
+    batch = plan.task.batch(plan.data.dataset.train, torch.arange(4))
+    assert batch.inputs["input_ids"].shape[1] <= 16

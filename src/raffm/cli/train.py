@@ -27,6 +27,7 @@ def train(
         str | None,
         typer.Option(help="digits, a set in $RAFFM_DATA, a file, a folder, or a Hugging Face name. [default: digits]"),
     ] = None,
+    task: Annotated[str | None, typer.Option(help="A task of GLUE: cola, sst2, mrpc, stsb, rte, qqp, qnli, mnli, wnli")] = None,
     split: Annotated[
         str | None, typer.Option(help="iid, dirichlet-balanced, dirichlet, shards, k-shot or column. [default: iid]")
     ] = None,
@@ -64,7 +65,7 @@ def train(
     given = {
         "method": method,
         "model.name": model,
-        "data.source": data,
+        "data.source": _source(task, data),
         "data.split": split,
         "data.clients": clients,
         "fleet.tiers": fleet,
@@ -76,6 +77,16 @@ def train(
     }
     content = merged(content, {key: value for key, value in given.items() if value is not None}, set_ or [])
     run_settings(read_settings(published(content) if as_published else content), folder, resume, tensorboard)
+
+
+def _source(task: str | None, data: str | None) -> str | None:
+    """The data of a task, unless others are given."""
+    from raffm.data.glue import METRICS
+    from raffm.errors import RunError
+
+    if task is not None and task not in METRICS:
+        raise RunError(f"there is no task {task!r}. The tasks are: {', '.join(METRICS)}.")
+    return data or task
 
 
 def published(content: dict[str, Any]) -> dict[str, Any]:

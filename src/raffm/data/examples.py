@@ -17,7 +17,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs and labels of one length: decoded images (uint8) or token ids, as they stay on the device."""
+    """Inputs and labels of one length: decoded images (uint8) or token ids, as they stay on the device.
+
+    Labels are classes, or numbers to be predicted (floats).
+    """
 
     inputs: Mapping[str, Tensor]
     labels: Tensor
@@ -29,6 +32,18 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def strata(self) -> Integers:
+        """The classes; numbers are rounded, and counted from the least."""
+        whole: Integers = (self.labels.round() if self.labels.is_floating_point() else self.labels).long().cpu().numpy()
+        return whole - whole.min() if self.labels.is_floating_point() else whole
+
+    def present(self, classes: int) -> Tensor:
+        """Which of at least so many classes occur; where labels are numbers, all."""
+        if self.labels.is_floating_point():
+            return torch.ones(classes, dtype=torch.bool, device=self.labels.device)
+        return torch.bincount(self.labels, minlength=classes) > 0
 
     def to(self, device: str | torch.device) -> Examples:
         """The same examples on a device."""
@@ -61,7 +76,11 @@ class Dataset:
 
 
 def refuse_labels(labels: Tensor, classes: int, where: str) -> None:
-    """Refuse labels below 0 or beyond the last class."""
+    """Refuse labels below 0 or beyond the last class, and numbers that are none."""
+    if labels.is_floating_point():
+        if not bool(torch.isfinite(labels).all()):
+            raise DataError(f"{where} have a label that is not a finite number.")
+        return
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= classes:
         found = least if least < 0 else most

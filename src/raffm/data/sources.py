@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raffm.data import images, text
+from raffm.data import glue, images, text
 from raffm.data.cache import cached, stamp
 from raffm.data.examples import Dataset, Examples, Integers, refuse_labels
 from raffm.data.splits import stratified
@@ -30,6 +31,7 @@ Values = NDArray[Any]
 T = TypeVar("T")
 
 PARTS = ("train", "validation", "test")
+PAIRS = (("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"), ("question", "sentence"))
 IMAGES = ("img", "image", "pixel_values")
 TEXTS = ("text", "sentence")
 LABELS = ("label", "fine_label", "labels")
@@ -39,11 +41,15 @@ FIFTH = 0.2  # the share of a source without a test set that becomes one
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a source; None: found by their names and types (an owner column is never guessed)."""
+    """The columns of a source; None: found by their names and types (an owner column is never guessed).
+
+    `pair` holds the second text of every example, where there are two.
+    """
 
     input: str | None = None
     label: str | None = None
     owner: str | None = None
+    pair: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +77,10 @@ class Rows:
             raise DataError(f"{self.where} has no {column!r} in row {int(missing.argmax())}. Leave the row out or fill it.")
         return np.concatenate([array.to_numpy(zero_copy_only=False) for array in arrays])
 
+    def numbers(self, column: str) -> NDArray[np.float32]:
+        """All values of a column of numbers; a missing one is none."""
+        return np.concatenate([array.to_numpy(zero_copy_only=False) for array in self.batches(column)]).astype(np.float32)
+
 
 @dataclass(frozen=True)
 class _Chosen:
@@ -79,6 +89,7 @@ class _Chosen:
     input: str
     label: str
     owner: str | None
+    pair: str | None = None
 
 
 FOUND = Columns()
@@ -110,8 +121,8 @@ def load(
     chosen = _chosen(parts["train"], columns)
     parts = _tested(parts, chosen.label)
     for rows in parts.values():
-        _refuse_columns(rows, (chosen.input, chosen.label, chosen.owner))
-    return _assembled(source, parts, chosen, _encoder(parts["train"], chosen.input, image_size, tokenizer, max_length))
+        _refuse_columns(rows, (chosen.input, chosen.label, chosen.owner, chosen.pair))
+    return _assembled(source, parts, chosen, _encoder(parts["train"], chosen, image_size, tokenizer, max_length))
 
 
 def _digits(image_size: int | None) -> Dataset:
@@ -126,7 +137,7 @@ def _digits(image_size: int | None) -> Dataset:
 def _with_a_fifth_for_tests(dataset: Dataset) -> Dataset:
     """The data set whose test set is a fixed fifth of its examples."""
     examples = dataset.train
-    kept, held = stratified(examples.labels.numpy(), math.ceil(FIFTH * len(examples)), seed=0)
+    kept, held = stratified(examples.strata, math.ceil(FIFTH * len(examples)), seed=0)
     owners = dataset.owners and (dataset.owners[0][kept], dataset.owners[0][held])
     return Dataset(dataset.name, examples.take(kept), examples.take(held), dataset.classes, None, owners)
 
@@ -135,7 +146,7 @@ def _assembled(
     name: str, parts: Mapping[str, Rows], chosen: _Chosen, encode: Callable[[Rows], Mapping[str, Tensor]]
 ) -> Dataset:
     """The data set of some parts, of which "train" is one."""
-    labels, classes = _labels(parts, chosen.label)
+    labels, classes = _labels(parts, chosen)
     for part, of_part in labels.items():
         refuse_labels(of_part, len(classes), f"the rows of {parts[part].where}")
     examples = {part: Examples(encode(rows), labels[part]) for part, rows in parts.items()}
@@ -155,13 +166,14 @@ def _refuse_columns(rows: Rows, names: Iterable[str | None]) -> None:
 
 def _chosen(rows: Rows, columns: Columns) -> _Chosen:
     """The columns that were asked for, or else look like what is needed."""
-    _refuse_columns(rows, (columns.input, columns.label, columns.owner))
+    _refuse_columns(rows, (columns.input, columns.label, columns.owner, columns.pair))
+    label = columns.label or _first(LABELS, "label", rows)
+    two = next((pair for pair in PAIRS if set(pair) <= set(rows.schema.names)), None)
+    if two is not None and columns.input is None and columns.pair is None:
+        return _Chosen(two[0], label, columns.owner, two[1])
     pictured = [name for name, feature in rows.features.items() if feature.get("_type") == "Image"]
-    return _Chosen(
-        columns.input or _first([*pictured, *IMAGES, *TEXTS], "input", rows),
-        columns.label or _first(LABELS, "label", rows),
-        columns.owner,
-    )
+    found = columns.input or _first([*pictured, *IMAGES, *TEXTS], "input", rows)
+    return _Chosen(found, label, columns.owner, columns.pair)
 
 
 def _first(candidates: Iterable[str], role: str, rows: Rows) -> str:
@@ -173,16 +185,21 @@ def _first(candidates: Iterable[str], role: str, rows: Rows) -> str:
 
 
 def _encoder(
-    rows: Rows, column: str, image_size: int | None, tokenizer: Any, max_length: int
+    rows: Rows, chosen: _Chosen, image_size: int | None, tokenizer: Any, max_length: int
 ) -> Callable[[Rows], dict[str, Tensor]]:
     """How a part becomes inputs: pixels, or token ids where the column holds texts."""
-    is_file = str(rows.schema.field(column).type).startswith(("struct", "binary", "large_binary"))
-    if is_file or column in IMAGES or rows.features.get(column, {}).get("_type") == "Image":
+    column = chosen.input
+    if _has_pictures(rows, column):
         _module("PIL", "data")
         return lambda part: _pictures(part, column, image_size)
     if tokenizer is None:
         raise DataError(f"the column {column!r} of {rows.where} holds texts. Give a tokenizer to load it.")
-    return lambda part: _texts(part, column, tokenizer, max_length)
+    return lambda part: _texts(part, column, chosen.pair, tokenizer, max_length)
+
+
+def _has_pictures(rows: Rows, column: str) -> bool:
+    is_file = str(rows.schema.field(column).type).startswith(("struct", "binary", "large_binary"))
+    return is_file or column in IMAGES or rows.features.get(column, {}).get("_type") == "Image"
 
 
 def _pictures(rows: Rows, column: str, size: int | None) -> dict[str, Tensor]:
@@ -193,13 +210,15 @@ def _pictures(rows: Rows, column: str, size: int | None) -> dict[str, Tensor]:
     return cached("images", {"files": rows.stamps, "column": column, "image_size": size}, make)
 
 
-def _texts(rows: Rows, column: str, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
+def _texts(rows: Rows, column: str, pair: str | None, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
     def make() -> dict[str, Tensor]:
-        chunks = _shown(rows.chunks(column), math.ceil(rows.count / CHUNK), f"tokenising {rows.where}")
-        return text.tokenised(chunks, rows.where, tokenizer, max_length)
+        firsts = _shown(rows.chunks(column), math.ceil(rows.count / CHUNK), f"tokenising {rows.where}")
+        seconds = repeat(None) if pair is None else rows.chunks(pair)
+        return text.tokenised(zip(firsts, seconds, strict=False), rows.where, tokenizer, max_length)
 
     identity = text.identity(next(rows.chunks(column)), rows.where, tokenizer, max_length)
-    return cached("texts", {"files": rows.stamps, "column": column, "tokenizer": identity, "max_length": max_length}, make)
+    key = {"files": rows.stamps, "column": column, "tokenizer": identity, "max_length": max_length}
+    return cached("texts", key if pair is None else {**key, "pair": pair}, make)
 
 
 def _shown(items: Iterable[T], total: int, what: str) -> Iterable[T]:
@@ -231,11 +250,23 @@ def _is_hidden(parts: Mapping[str, Rows], label: str) -> bool:
     """Whether all test labels are -1, or there are none, while training labels are others."""
     if label not in parts["test"].schema.names:
         return True
-    return bool((parts["test"].values(label) == -1).all() and not (parts["train"].values(label) == -1).any())
+    read = Rows.numbers if _is_number(parts["train"], label) else Rows.values
+    return bool((read(parts["test"], label) == -1).all() and not (read(parts["train"], label) == -1).any())
 
 
-def _labels(parts: Mapping[str, Rows], column: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The labels of every part and the names of the classes: those of Hugging Face, else the sorted values."""
+def _is_number(rows: Rows, column: str) -> bool:
+    """Whether a column holds numbers with a fraction."""
+    return str(rows.schema.field(column).type) in ("float", "double", "halffloat")
+
+
+def _labels(parts: Mapping[str, Rows], chosen: _Chosen) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The labels of every part and the names of the classes: those of Hugging Face, else the sorted values.
+
+    Texts may have numbers in the place of classes.
+    """
+    column = chosen.label
+    if _is_number(parts["train"], column) and not _has_pictures(parts["train"], chosen.input):
+        return {part: torch.from_numpy(rows.numbers(column)) for part, rows in parts.items()}, (column,)
     values = {part: rows.values(column) for part, rows in parts.items()}
     names = parts["train"].features.get(column, {}).get("names")
     if names and all(np.issubdtype(found.dtype, np.integer) for found in values.values()):
@@ -254,6 +285,8 @@ def _numbered(parts: Mapping[str, Rows], column: str) -> dict[str, Integers]:
 
 def _opened(source: str) -> dict[str, Rows]:
     """The parts of a source, from the first place that has it; each has rows, and there is one to train on."""
+    if source in glue.METRICS:
+        source = glue.source_of(source, _data_folder())
     places = [_data_folder() / source, Path(source)]
     parts = next((found for place in places if (found := _found(place))), None) or _from_hub(source)
     if "train" not in parts:

@@ -155,7 +155,7 @@ def split(dataset: Dataset, clients: int | None, how: str, seed: int, **paramete
         return by_column(*dataset.owners, clients)
     if clients is None:
         raise DataError(f'the split {how!r} needs a number of clients; only "column" finds it by itself.')
-    return way.divide(_numpy(dataset.train.labels), _numpy(dataset.test.labels), clients, seed, **parameters)
+    return way.divide(dataset.train.strata, dataset.test.strata, clients, seed, **parameters)
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
@@ -170,7 +170,7 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
     count = round(share * len(dataset.train))
     if not 0 < count < len(dataset.train):
         raise DataError(f"a share of {share!r} of {len(dataset.train)} training examples leaves none on one side.")
-    kept, held = stratified(_numpy(dataset.train.labels), count, seed)
+    kept, held = stratified(dataset.train.strata, count, seed)
     owners = dataset.owners and (dataset.owners[0][kept], dataset.owners[1])
     return replace(dataset, train=dataset.train.take(kept), validation=dataset.train.take(held), owners=owners)
 
@@ -226,11 +226,6 @@ def _refuse_least(least: int, clients: int, examples: int) -> None:
             f"{clients} clients with at least {least} examples need {clients * least}, but there are {examples}."
             " Take fewer clients or a smaller `least`."
         )
-
-
-def _numpy(labels: Any) -> Integers:
-    array: Integers = labels.cpu().numpy()
-    return array
 
 
 def _totals(train_labels: Integers, test_labels: Integers) -> Integers:

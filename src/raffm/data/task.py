@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raffm.data.examples import Dataset, Examples
+from raffm.data.metrics import named_metrics
 from raffm.errors import DataError, RunError
 from raffm.models.load import Kind
 
@@ -108,9 +109,17 @@ class ImageClassification(Classification):
 
 @dataclass(frozen=True)
 class TextClassification(Classification):
-    """Token ids with one label each. Batches are as long as their longest text, rounded up to `multiple` tokens."""
+    """Token ids with one label each. Batches are as long as their longest text, rounded up to `multiple` tokens.
+
+    `named` are the metrics that count, the most important first; accuracy and F1 by default.
+    """
 
     multiple: int = 8
+    named: tuple[str, ...] = ()
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """Those that are named, then accuracy, macro and weighted F1."""
+        return {**named_metrics(self.named, outputs, labels), **super().metrics(outputs, labels)}
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Texts are not augmented."""
@@ -127,7 +136,25 @@ class TextClassification(Classification):
         picks = picks.to(stored.device)
         ids = stored[picks, :longest].long()
         mask = torch.arange(longest, device=stored.device) < lengths.to(stored.device)[:, None]
-        return Batch({"input_ids": ids, "attention_mask": mask.long()}, examples.labels[picks])
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
+        if "token_type_ids" in examples.inputs:
+            inputs["token_type_ids"] = examples.inputs["token_type_ids"][picks, :longest].long()
+        return Batch(inputs, examples.labels[picks])
+
+
+@dataclass(frozen=True)
+class TextRegression(TextClassification):
+    """Token ids with a number each: how alike two texts are. One output, squared error."""
+
+    named: tuple[str, ...] = ("pearson", "spearman")
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Squared error."""
+        return (outputs.flatten() - labels).square()
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """The correlations that are named."""
+        return named_metrics(self.named, outputs, labels)
 
 
 def kind_of(dataset: Dataset) -> Kind:

@@ -15,15 +15,27 @@ from raffm.data.examples import Integers
 from raffm.errors import DataError
 
 
-def tokenised(chunks: Iterable[list[Any]], where: str, tokenizer: Any, max_length: int) -> dict[str, Tensor]:
-    """Token ids (int32), padded to the longest text, and their lengths; a text without tokens has one of padding."""
+def tokenised(
+    chunks: Iterable[tuple[list[Any], list[Any] | None]], where: str, tokenizer: Any, max_length: int
+) -> dict[str, Tensor]:
+    """Token ids (int32), padded to the longest text, and their lengths; a text without tokens has one of padding.
+
+    A chunk is texts, and second texts or None; where there are two, and the tokenizer tells them apart, `token_type_ids`.
+    """
     ids: list[Integers] = []
+    kinds: list[Integers] = []
     lengths: list[int] = []
-    for texts in chunks:
-        encoded = _encoded(texts, where, len(lengths), tokenizer, max_length)
-        lengths += map(len, encoded)
-        ids.append(np.fromiter(chain.from_iterable(encoded), np.int64))
-    return _padded(np.concatenate(ids), np.array(lengths, np.int64), tokenizer.pad_token_id or 0)
+    for texts, others in chunks:
+        encoded = _encoded(texts, where, len(lengths), tokenizer, max_length, others)
+        lengths += map(len, encoded["input_ids"])
+        ids.append(np.fromiter(chain.from_iterable(encoded["input_ids"]), np.int64))
+        if others is not None and "token_type_ids" in encoded:
+            kinds.append(np.fromiter(chain.from_iterable(encoded["token_type_ids"]), np.int64))
+    counts = np.array(lengths, np.int64)
+    found = {"input_ids": _padded(np.concatenate(ids), counts, tokenizer.pad_token_id or 0)}
+    if kinds:
+        found["token_type_ids"] = _padded(np.concatenate(kinds), counts, 0)
+    return {**found, "lengths": torch.from_numpy(counts.clip(min=1))}
 
 
 def agree_on_padding(model: Any, inputs: Mapping[str, Tensor]) -> None:
@@ -44,7 +56,7 @@ def identity(texts: list[Any], where: str, tokenizer: Any, max_length: int) -> d
 
     A name is not enough: tokenizers made at hand have none, and options such as lower case do not show in it.
     """
-    probe = _encoded(texts, where, 0, tokenizer, max_length)
+    probe = _encoded(texts, where, 0, tokenizer, max_length)["input_ids"]
     return {
         "name": str(tokenizer.name_or_path),
         "tokens": len(tokenizer),
@@ -53,16 +65,19 @@ def identity(texts: list[Any], where: str, tokenizer: Any, max_length: int) -> d
     }
 
 
-def _encoded(texts: list[Any], where: str, begin: int, tokenizer: Any, max_length: int) -> list[list[int]]:
+def _encoded(
+    texts: list[Any], where: str, begin: int, tokenizer: Any, max_length: int, others: list[Any] | None = None
+) -> Mapping[str, list[list[int]]]:
     """The token ids of texts, the first of which is row `begin`."""
-    for row, text in enumerate(texts, begin):
+    for row, text in chain(enumerate(texts, begin), enumerate(others or (), begin)):
         if not isinstance(text, str):
             raise DataError(f"row {row} of {where} has {text!r} where a text should be. Leave the row out or put a text there.")
-    ids: list[list[int]] = tokenizer(texts, truncation=True, max_length=max_length, padding=False)["input_ids"]
-    return ids
+    given = (texts,) if others is None else (texts, others)
+    found: Mapping[str, list[list[int]]] = tokenizer(*given, truncation=True, max_length=max_length, padding=False)
+    return found
 
 
-def _padded(ids: Integers, lengths: Integers, padding: int) -> dict[str, Tensor]:
+def _padded(ids: Integers, lengths: Integers, padding: int) -> Tensor:
     table = np.full((len(lengths), max(1, int(lengths.max()))), padding, np.int32)
     table[np.arange(table.shape[1]) < lengths[:, None]] = ids
-    return {"input_ids": torch.from_numpy(table), "lengths": torch.from_numpy(lengths.clip(min=1))}
+    return torch.from_numpy(table)

@@ -26,7 +26,7 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import extract, moves
 from raffm.algebra.selection import Selection
-from raffm.data.task import ImageClassification, Task, TextClassification
+from raffm.data.task import ImageClassification, Task, TextClassification, TextRegression
 from raffm.errors import RunError, UpdateError
 from raffm.methods import described
 from raffm.methods.method import Client, Held, Share
@@ -145,7 +145,7 @@ def digest_of(arrays: Arrays) -> str:
     return found.hexdigest()
 
 
-TASKS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (ImageClassification, TextClassification)}
+TASKS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (ImageClassification, TextClassification, TextRegression)}
 """The tasks that can be described by their fields."""
 
 

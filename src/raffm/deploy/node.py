@@ -148,7 +148,7 @@ def _kept(letter: Letter) -> str:
 
 def classes_of(examples: Examples, classes: int) -> Tensor:
     """Which classes occur, a bool for each."""
-    return torch.bincount(examples.labels, minlength=classes) > 0
+    return examples.present(classes)
 
 
 def _local(content: Mapping[str, Any]) -> Local:

@@ -159,7 +159,8 @@ class CostModel:
 
     @cached_property
     def _trained(self) -> tuple[str, ...]:
-        return self.layout.tensors("parameter")
+        tensors = named_tensors(self.model)[0]
+        return tuple(name for name in self.layout.tensors("parameter") if tensors[name].requires_grad)
 
     @cached_property
     def _each_trained(self) -> Array:

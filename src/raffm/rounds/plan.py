@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.tally import Tally
-from raffm.data.examples import Federation
+from raffm.data.examples import Examples, Federation
 from raffm.data.task import Task
 from raffm.devices.fleet import Fleet, Tier
 from raffm.errors import DataError, RunError
@@ -266,7 +266,7 @@ class Plan:
         labels = self.data.dataset.train.labels
         own = labels[torch.from_numpy(self.data.split.train[client]).to(labels.device)]
         head = self.server.layout.sizes.get("classes", 0)  # may have more rows than the data have classes
-        return torch.bincount(own, minlength=max(head, len(self.data.dataset.classes))) > 0
+        return Examples({}, own).present(max(head, len(self.data.dataset.classes)))
 
 
 def _weighted(chances: Tensor, count: int, draw: torch.Generator) -> Tensor:

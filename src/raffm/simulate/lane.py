@@ -167,7 +167,7 @@ class Lane:
         bytes_of_step = sum(tensor.numel() * tensor.element_size() for tensor in batch.inputs.values())
         self.fill_steps = max(1, FILL // max(1, bytes_of_step))
         self._inputs: dict[str, Tensor] = {}
-        self._labels = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._labels = batch.labels.new_zeros(0, device=self.device)
         self._rates = torch.zeros(0, device=self.device)
         self._rows = torch.arange(local.batch, device=self.device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=self.device)

@@ -7,8 +7,9 @@ import torch
 
 from families.cases import logits, named
 from raffm import RaPEFT, load_submodel, save_submodel
-from raffm.errors import LabelError, SpaceError
+from raffm.errors import CheckpointError, LabelError, SpaceError
 from raffm.models.label import named_tensors
+from raffm.models.load import trainable
 from raffm.models.lora import recipe_of
 
 peft = pytest.importorskip("peft")
@@ -77,6 +78,8 @@ def test_a_checkpoint_brings_adapters_back(tmp_path: Path) -> None:
     other.load_ckpt(tmp_path / "saved")
     inputs = named("bert").inputs(made.model)
     assert torch.equal(logits(other.model.eval(), inputs), logits(made.model.eval(), inputs))
+    with pytest.raises(CheckpointError, match="holds adapters beside its weights"):
+        trainable(str(tmp_path / "saved"), "text", 5)
 
 
 def test_a_model_that_peft_made_is_taken_as_it_is() -> None:
@@ -87,8 +90,9 @@ def test_a_model_that_peft_made_is_taken_as_it_is() -> None:
 
 
 def test_ranks_that_there_are_not_are_refused() -> None:
-    with pytest.raises(SpaceError, match="rank"):
-        RaPEFT(named("bert").build(), rank=4, ranks=(8,))
+    for wrong in ((8,), (4, 0), ()):
+        with pytest.raises(SpaceError):
+            RaPEFT(named("bert").build(), rank=4, ranks=wrong)
     mixed = named("bert").build()
     config = peft.LoraConfig(r=2, target_modules=["query", "value"], rank_pattern={"value": 3})
     peft.inject_adapter_in_model(config, mixed)

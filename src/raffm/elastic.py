@@ -288,10 +288,9 @@ class RaPEFT(RaFFM):
         inside = unwrapped(model)
         super().__init__(inside if recipe_of(inside) else with_lora(inside, rank, alpha, targets), space, **rest)
         if ranks is not None:
-            levels = tuple(sorted(set(ranks), reverse=True))
-            groups = {name: levels for name in self.layout.groups if name.endswith(".rank")}
-            self.space = replace(self.space, sizes={**self.space.sizes, **groups})
-            self.space.to_sizes(self.space.largest())  # ranks that no adapter has are refused
+            groups = {name: list(ranks) for name in self.layout.groups if name.endswith(".rank")}
+            ranked = read_space(self.layout, self.table, groups)  # ranks that no adapter has are refused
+            self.space = replace(self.space, sizes={**self.space.sizes, **ranked.sizes})
 
     @property
     def trained_params(self) -> int:

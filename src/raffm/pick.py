@@ -26,6 +26,7 @@ from raffm.notices import notice
 from raffm.prepare import opened
 from raffm.report.explorer import command_for, explorer_page
 from raffm.report.folder import write_file
+from raffm.rounds.checkpoint import digest
 from raffm.rounds.plan import Plan
 from raffm.search.find import Effort, Found, Tick, find
 from raffm.search.front import Candidate
@@ -150,7 +151,7 @@ def best_submodel(
         "space": chosen.to_json(),
         "ranking": metric,
         "examples": judge.few,
-        "validation": len(judge.validation),
+        "data": [plan.data.dataset.name, digest({"labels": judge.validation.labels}, plan.task)],
         "seed": seed,
     }
     log = Log(None if folder is None else folder / "log.jsonl", about)

@@ -22,6 +22,7 @@ from raffm.federate import Make, Trained, captured_or_serial, load_data, run_pla
 from raffm.libraries import library
 from raffm.methods import EVERY, method_of
 from raffm.methods.method import Method
+from raffm.models.files import read_json
 from raffm.models.labelled import Labelled
 from raffm.models.load import place_of, trainable
 from raffm.models.lora import with_lora
@@ -82,14 +83,27 @@ def opened(place: Path, data: str | None = None, sizes: tuple[float, ...] = ()) 
 
 def _refuse_another_head(name: str, dataset: Dataset) -> None:
     """A head that was made for these data just now has learnt nothing."""
-    config = library("transformers", NEEDS_TRANSFORMERS).AutoConfig.from_pretrained(place_of(name))
-    is_classifier = any(each.endswith("Classification") for each in config.architectures or ())
-    if not is_classifier or config.num_labels != len(dataset.classes):
-        has = f"{config.num_labels} classes" if is_classifier else "no head for classes"
+    names = _classes_in(name)
+    if names is None or len(names) != len(dataset.classes):
+        has = "no head for classes" if names is None else f"{len(names)} classes"
         raise RunError(
             f"the model {name!r} has {has}, and {dataset.name} {len(dataset.classes)}: its head would be new. Train it "
             "first (raffm train), or give data of its classes."
         )
+    if set(names) == set(dataset.classes) and names != list(dataset.classes):
+        raise RunError(f"{name!r} has the classes {', '.join(names)}, and {dataset.name} the same in another order.")
+
+
+def _classes_in(name: str) -> list[str] | None:
+    """The names of the classes that a pretrained model tells apart; None where it has no such head."""
+    if (Path(place_of(name)) / "config.json").is_file():
+        content = read_json(Path(place_of(name)) / "config.json")
+        if "classes" in content:  # our own ResNet
+            return [str(place) for place in range(content["classes"])]
+    config = library("transformers", NEEDS_TRANSFORMERS).AutoConfig.from_pretrained(place_of(name))
+    if not any(each.endswith("Classification") for each in config.architectures or ()):
+        return None
+    return [str(config.id2label[place]) for place in range(config.num_labels)]
 
 
 def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = None) -> tuple[Plan, Saved]:
@@ -102,9 +116,10 @@ def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = Non
     settings = read_settings(saved.results.run)
     if sizes:
         settings = replace(settings, evaluate=replace(settings.evaluate, sizes=sizes))
-    if data is not None:
-        settings = replace(settings, data=replace(settings.data, source=data))
-    plan = plan_of(settings)
+    given = settings if data is None else replace(settings, data=replace(settings.data, source=data))
+    plan = plan_of(given)
+    if data is not None:  # inputs are made, and outputs judged, as in training
+        plan = replace(plan, task=task_of(settings, plan.data.dataset, plan.server.model))
     checkpoint.restore(saved, plan.server, place)
     agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
     return plan, saved
@@ -247,9 +262,12 @@ def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
 
 def _text_task(source: str, dataset: Dataset) -> Task:
     """Classes or numbers, judged as the benchmark does that the source belongs to."""
+    if dataset.train.labels.is_floating_point():
+        return TextRegression()
     name = glue.task_name(source)
     named = () if name is None else glue.METRICS[name]
-    return TextRegression() if dataset.train.labels.is_floating_point() else TextClassification(named=named)
+    is_fitting = len(dataset.classes) == glue.CLASSES or named == ("accuracy",)
+    return TextClassification(named=named if is_fitting and name != "stsb" else ())
 
 
 def _pretrained_with(name: str) -> dict[str, tuple[float, ...]]:

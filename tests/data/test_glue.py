@@ -12,6 +12,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 
 from commands import raffm
 from data.pairs import pairs, tokenizer
+from raffm.data.examples import Examples
 from raffm.data.glue import METRICS, source_of, task_name
 from raffm.data.metrics import named_metrics
 from raffm.data.sources import Columns, load
@@ -102,3 +103,17 @@ def test_a_task_is_trained_and_judged_by_its_own_metric(
     assert plan.task.named[0] == metric  # type: ignore[attr-defined]
     refused = raffm("train", "--task", "translation")
     assert "there is no task 'translation'" in refused.stderr
+
+
+def test_mnli_is_tested_on_its_matched_validation_set(tmp_path: Path) -> None:
+    pairs(tmp_path / "mnli", [0, 1, 2] * 4)
+    for part in ("validation", "test"):
+        (tmp_path / f"mnli-{part}.parquet").rename(tmp_path / f"mnli-{part}_matched.parquet")
+    found = load(str(tmp_path / "mnli"), tokenizer=tokenizer(tmp_path / "words"))
+    assert (len(found.train), len(found.test)) == (12, 12)
+
+
+def test_numbers_fall_into_the_same_strata_in_every_part() -> None:
+    train, test = (Examples({}, torch.tensor(labels)) for labels in ([0.2, 1.0, 5.0], [1.2, 4.8, -3.0]))
+    assert train.strata.tolist() == [0, 1, 5]
+    assert test.strata.tolist() == [1, 5, 0]

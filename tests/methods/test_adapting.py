@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from raffm.algebra.selection import Selection
-from raffm.errors import CheckpointError, RunError
+from raffm.devices.budget import Budget
+from raffm.devices.fleet import Fleet, Tier
+from raffm.errors import CheckpointError, RunError, UpdateError
 from raffm.methods import ADAPTING, method_of
 from raffm.methods.method import Method
 from raffm.methods.products import ProductTally, adapters_of, factored
@@ -18,11 +20,11 @@ from raffm.models.lora import merged, with_lora
 from raffm.rounds.costs import Costs
 from raffm.rounds.local import Local
 from raffm.rounds.loop import Keeping
-from raffm.rounds.plan import Plan
+from raffm.rounds.plan import Merging, Plan
 from raffm.simulate.pooled import Pooled
 from rounds.made import VIT, assert_near, plan, run, values
 
-pytest.importorskip("peft")
+peft = pytest.importorskip("peft")
 
 each_method = pytest.mark.parametrize("name", ADAPTING)
 
@@ -198,3 +200,33 @@ def test_what_makes_no_sense_is_refused() -> None:
         plan("flexlora")
     with pytest.raises(RunError, match="singular values"):
         adapted(method_of("raflora", metric="l1_norm"))
+
+
+def test_limits_are_kept_or_refused() -> None:
+    fleet = Fleet(tuple(Tier(1.0, budget=Budget(max_params=limit)) for limit in (100_000_000, 6_000)))
+    with pytest.raises(RunError, match=r"does not read limits\. Have it cut"):
+        replace(adapted("lora"), fleet=fleet)
+    made = replace(adapted(method_of("lora", base="fitted")), fleet=fleet)
+    counts = {made.server.layout.count(order.share.selection) for order in made.orders(0, made.cohort(0).present)}
+    assert len(counts) == 2
+    assert min(counts) <= 6_000 < max(counts)
+
+
+def test_products_have_no_median_and_one_rank() -> None:
+    with pytest.raises(RunError, match="which has no median"):
+        replace(adapted("flexlora"), merging=Merging(combine="median"))
+    mixed = trainable(VIT, "image", 10, (1, 8, 8))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], rank_pattern={"v_proj": 4})
+    peft.inject_adapter_in_model(config, mixed)
+    with pytest.raises(RunError, match="divides the ranks of all adapters alike"):
+        replace(adapted("raflora"), server=Labelled.of(mixed))
+
+
+def test_factors_that_are_missing_or_misshapen_are_an_update_s_fault() -> None:
+    server = adapted("flexlora").server
+    ((update, held),) = clients_of(server, (2,))
+    name = adapters_of(server)[0].first
+    for wrong in ({key: value for key, value in update.items() if key != name}, {**update, name: update[name][:1]}):
+        tally = ProductTally(server, [4])
+        with pytest.raises(UpdateError, match="its submodel has"):
+            tally.add(wrong, held)

@@ -14,6 +14,7 @@ from raffm.export.runtimes import gap, in_onnx_runtime
 from raffm.models.files import write_json
 from raffm.models.load import trainable
 from raffm.pick import best_submodel, target_of
+from raffm.prepare import opened
 from raffm.search.find import Effort
 
 SHORT = ("--evaluations=12", "--finalists=3", "--examples=50", "--workers=1")
@@ -126,3 +127,9 @@ def test_a_model_of_other_classes_has_nothing_to_search_for(tmp_path: Path) -> N
     said = raffm("search", tmp_path / "mine", "--data", "digits")
     assert said.returncode == 2
     assert "has 7 classes, and digits 10: its head would be new" in said.stderr
+
+
+def test_other_data_are_made_and_judged_as_in_training(run: Path) -> None:
+    own, _ = opened(run)
+    other, _ = opened(run, "digits")
+    assert other.task == own.task

@@ -84,9 +84,13 @@ def _source(task: str | None, data: str | None) -> str | None:
     from raffm.data.glue import METRICS
     from raffm.errors import RunError
 
-    if task is not None and task not in METRICS:
+    if task is None:
+        return data
+    if task not in METRICS:
         raise RunError(f"there is no task {task!r}. The tasks are: {', '.join(METRICS)}.")
-    return data or task
+    if data is not None:
+        raise RunError("--task says which data are meant. Leave out --data.")
+    return task
 
 
 def published(content: dict[str, Any]) -> dict[str, Any]:

@@ -35,9 +35,10 @@ class Examples:
 
     @property
     def strata(self) -> Integers:
-        """The classes; numbers are rounded, and counted from the least."""
-        whole: Integers = (self.labels.round() if self.labels.is_floating_point() else self.labels).long().cpu().numpy()
-        return whole - whole.min() if self.labels.is_floating_point() else whole
+        """The classes; numbers are rounded, and those below 0 taken together."""
+        labels = self.labels.round().clamp(min=0) if self.labels.is_floating_point() else self.labels
+        whole: Integers = labels.long().cpu().numpy()
+        return whole
 
     def present(self, classes: int) -> Tensor:
         """Which of at least so many classes occur; where labels are numbers, all."""

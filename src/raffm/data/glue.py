@@ -21,6 +21,9 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "wnli": ("accuracy",),
 }
 
+CLASSES = 2
+"""What F1 and Matthews' correlation are of; tasks with more are judged by accuracy."""
+
 HUB = "nyu-mll/glue"
 """Where Hugging Face has them, each as a config."""
 

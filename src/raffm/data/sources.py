@@ -305,7 +305,7 @@ def _found(place: Path) -> dict[str, Rows]:
     """The parts at a place: a file, files by part, or folders of images; none where there is nothing."""
     if place.is_file():
         return {"train": _table([place])}
-    tables = {part: _table(files) for part in PARTS if (files := _files(place, part))}
+    tables = {part: _table(files) for part in PARTS if (files := _files(place, part) or _files(place, f"{part}_matched"))}
     if tables or not place.is_dir():
         return tables
     folders = {part: place / part for part in PARTS if (place / part).is_dir()} or {"train": place}
@@ -391,7 +391,8 @@ def _from_hub(source: str) -> dict[str, Rows]:
         parts = datasets.load_dataset(name, config or None)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"Hugging Face gives no data set {source!r}: {str(error).rstrip('.')}. {advice}") from None
-    return {part: _hub_rows(f"{source} ({part})", parts[part]) for part in PARTS if part in parts}
+    names = {part: part if part in parts else f"{part}_matched" for part in PARTS}  # MNLI has two of each
+    return {part: _hub_rows(f"{source} ({name})", parts[name]) for part, name in names.items() if name in parts}
 
 
 def _hub_rows(where: str, part: Any) -> Rows:

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
+from raffm.devices.budget import Budget
 from raffm.errors import RunError
 from raffm.methods.method import Device, Served, Share, Usual
 from raffm.methods.raffm import RaFFM
@@ -41,6 +42,8 @@ class LoRA(Usual):
             raise RunError(f"{self.name} ranks by {', '.join(METRICS)} or none, not by {self.metric!r}.")
         if self.base not in ("whole", "fitted"):
             raise RunError(f"{self.name} leaves the base 'whole' or has it 'fitted', not {self.base!r}.")
+        if self.base == "whole" and any(device.budget is not None for device in devices):
+            raise RunError(f"{self.name} holds the whole base and does not read limits. Have it cut: base = 'fitted'.")
         self._shares(server, devices)
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
@@ -53,13 +56,13 @@ class LoRA(Usual):
 
     def _shares(self, server: Labelled, devices: Sequence[Device]) -> list[Share]:
         ranking = Ranking() if self.metric == "none" else rank(server.model, server.layout, self.metric)
-        known: dict[Device | float, Share] = {}
+        known: dict[tuple[float, Budget | None], Share] = {}
         for device in devices:
-            if device.size not in known:
+            if (device.size, device.budget) not in known:
                 sizes = {name: rank_at(server, name, device.size) for name in ranks_of(server)}
                 base = RaFFM().shape_for(server, device) if self.base == "fitted" else {}
-                known[device.size] = Share(ranking.cut(server.layout, {**base, **sizes}))
-        return [known[device.size] for device in devices]
+                known[device.size, device.budget] = Share(ranking.cut(server.layout, {**base, **sizes}))
+        return [known[device.size, device.budget] for device in devices]
 
 
 def ranks_of(server: Labelled) -> list[str]:

@@ -20,8 +20,9 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import Tensors
 from raffm.algebra.selection import Selection
+from raffm.algebra.sums import shapes_of
 from raffm.algebra.tally import Change, Tally, Total
-from raffm.errors import RunError
+from raffm.errors import RunError, UpdateError
 from raffm.models.adapters import Part, part_of
 from raffm.models.labelled import Labelled
 
@@ -75,16 +76,16 @@ class ProductTally(Tally):
             labels={**{name: label for name, label in server.layout.labels.items() if name not in factors}, **products},
             groups={**server.layout.groups, **groups},
         )
-        blank = {each.product: torch.zeros(len(self._ends), *self._shape(each)) for each in self._adapters}
+        blank = {each.product: self._blank(each) for each in self._adapters}
         super().__init__(layout, {**server.tensors, **blank})
         self._is_stale = True
 
     def _group(self, adapter: Adapter) -> Group:
         return Group(adapter.parts, len(self._ends), guard=self._factors.layout.groups[adapter.rank].guard)
 
-    def _shape(self, adapter: Adapter) -> tuple[int, int]:
+    def _blank(self, adapter: Adapter) -> Tensor:
         first, second = (self._factors.tensors[name] for name in (adapter.first, adapter.second))
-        return second.shape[0], first.shape[1]
+        return torch.zeros(len(self._ends), second.shape[0], first.shape[1], device=first.device)
 
     @torch.no_grad()
     def add(
@@ -104,6 +105,7 @@ class ProductTally(Tally):
         named = {name: known.name_in(held, name) for each in self._adapters for name in (each.first, each.second)}
         rest = {name: tensor for name, tensor in update.items() if name not in set(named.values())}
         parts: dict[str, int | Tensor] = {}
+        self._refuse_factors(update, held, named, client)
         for each in self._adapters:
             if known.is_held(held, each.first):
                 first, second = update[named[each.first]], update[named[each.second]]
@@ -113,6 +115,14 @@ class ProductTally(Tally):
                 parts[each.parts] = len(product)
         wider = self._layout.select({**held.kept, **parts})
         super().add(rest, wider, weight, sent, client, counted)
+
+    def _refuse_factors(self, update: Tensors, held: Selection, named: Mapping[str, str], client: object) -> None:
+        """Factors that are missing or of another shape cannot be multiplied."""
+        shapes = shapes_of(self._factors.layout, held)
+        for name, inner in named.items():
+            if name in shapes and (inner not in update or tuple(update[inner].shape) != shapes[name]):
+                found = tuple(update[inner].shape) if inner in update else "missing"
+                raise UpdateError(f"client {client!r}: `{inner}` is {found}; its submodel has {shapes[name]}.")
 
     def _products(self, first: Tensor, second: Tensor, scale: float, indices: Tensor) -> Tensor:
         """One product for every part that a client has ranks in; `indices` are those that it holds."""

@@ -29,6 +29,9 @@ class RaFLoRA(LoRA):
         super().refuse(server, devices)
         if self.metric != "none":
             raise RunError("raflora takes ranks as their singular values order them: metric = 'none'.")
+        ranks = {server.layout.sizes[name] for name in ranks_of(server)}
+        if len(ranks) > 1:
+            raise RunError(f"raflora divides the ranks of all adapters alike, and these have {sorted(ranks)}. Use flexlora.")
 
     def tally(self, server: Labelled, sizes: Sequence[float]) -> Tally:
         """Products, in a part for every rank that somebody ends at."""

@@ -204,6 +204,8 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
             f"folder or a name on the hub with a model for {kind}s: {str(error).splitlines()[0]} Without the hub, put its "
             f"files into {str(models_folder() / name)!r}."
         ) from None
+    if any(".lora_" in str(key) for key in about["unexpected_keys"]):
+        raise CheckpointError(f"{name!r} holds adapters beside its weights: `RaPEFT.load_ckpt` reads them.")
     _refuse_mismatches(name, loaded, about["mismatched_keys"])
     classifier: nn.Module = loaded.float().eval()
     return classifier

@@ -89,7 +89,8 @@ def recipe_of(model: nn.Module) -> Recipe | None:
     if len(kinds) > 1:
         raise LabelError(f"the adapters have different ranks or scales ({sorted(kinds)}), which no file of ours holds.")
     ((rank, scale),) = kinds
-    return Recipe(rank, rank * scale, tuple(layers))
+    drops = [float(getattr(drop, "p", 0.0)) for each in layers.values() for drop in each.lora_dropout.values()]
+    return Recipe(rank, rank * scale, tuple(layers), max(drops, default=0.0))
 
 
 def _chosen(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -118,11 +119,19 @@ def _attentive(layout: Layout) -> list[str]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside PEFT's own wrapper, adapters and all; any other model as it is."""
+    """The model inside PEFT's own wrapper, adapters and all; any other model as it is.
+
+    Of a layer that PEFT trains in a copy (`modules_to_save`) the copy takes the place.
+    """
     inside: Any = getattr(model, "get_base_model", None)
     if not callable(inside) or not hasattr(model, "peft_config"):
         return model
     found: nn.Module = inside()
+    for name, module in list(found.named_modules()):
+        copies: Any = getattr(module, "modules_to_save", None)
+        if isinstance(copies, nn.ModuleDict) and len(copies) == 1:
+            parent, _, child = name.rpartition(".")
+            setattr(found.get_submodule(parent), child, next(iter(copies.values())))
     found.raffm_lora = recipe_of(found)  # type: ignore[assignment]
     return found
 

@@ -178,6 +178,8 @@ class Plan:
                 "out, or choose raffm."
             )
         self.method.refuse(self.server, list(self.served.values()))
+        if self.merging.combine == "median" and type(self.tally()) is not Tally:
+            raise RunError(f"{self.method.name} counts in a way of its own, which has no median. Leave merging.combine out.")
 
     def tally(self) -> Tally:
         """What counts the updates of a round."""

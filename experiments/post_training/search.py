@@ -40,6 +40,8 @@ SEEDS = (0, 1, 2)
 SIDES = ("search", "random")
 USED = 0.8
 BATCH = 64
+SEEN = 2500
+"""Test examples that were looked at while the search was made; the comparison uses others."""
 RESAMPLES = 10_000
 
 
@@ -94,7 +96,9 @@ def _judge(run: Path, scale: Scale) -> tuple[Judge, Examples]:
     judge = judge_of(plan, few=scale.examples)
     test = judge.plan.data.dataset.test
     few = [torch.randperm(len(part), generator=generator(0, "experiment")) for part in (judge.validation, test)]
-    return replace(judge, validation=judge.validation.take(few[0][: scale.validation])), test.take(few[1][: scale.test])
+    return replace(judge, validation=judge.validation.take(few[0][: scale.validation])), test.take(
+        few[1][SEEN : SEEN + scale.test]
+    )
 
 
 # -- the two sides -------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from raffm.devices.budget import Budget
 from raffm.devices.cost import CostModel
 from raffm.devices.fit import fit, kept_shares
 from raffm.errors import CheckpointError, SelectionError, SpaceError, UpdateError
+from raffm.models.adapters import rank_groups
 from raffm.models.checkpoint import load_weights, save_model
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.label import layout_of, named_tensors, table_of
@@ -288,7 +289,7 @@ class RaPEFT(RaFFM):
         inside = unwrapped(model)
         super().__init__(inside if recipe_of(inside) else with_lora(inside, rank, alpha, targets), space, **rest)
         if ranks is not None:
-            groups = {name: list(ranks) for name in self.layout.groups if name.endswith(".rank")}
+            groups = {name: list(ranks) for name in rank_groups(self.layout)}
             ranked = read_space(self.layout, self.table, groups)  # ranks that no adapter has are refused
             self.space = replace(self.space, sizes={**self.space.sizes, **ranked.sizes})
 

@@ -18,7 +18,7 @@ from raffm.data.examples import Examples
 from raffm.data.task import Task
 from raffm.deploy.ledger import UNNUMBERED, Known, known_from
 from raffm.deploy.letters import Arrays, Letter, Reply
-from raffm.deploy.node import Node, classes_of
+from raffm.deploy.node import Node
 from raffm.deploy.statement import stated
 from raffm.errors import RunError
 from raffm.models.labelled import Labelled
@@ -98,7 +98,7 @@ def node_app(
         about = {
             "client": int(context.node_config.get("partition-id", UNNUMBERED)),
             "examples": len(own),
-            "classes": classes_of(own, 1).nonzero().flatten().tolist(),
+            "classes": own.present(1).nonzero().flatten().tolist(),
             "device": dict(device(context)),
         }
         return Message(Records().of(about), reply_to=message)

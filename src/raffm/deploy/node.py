@@ -123,7 +123,7 @@ class Visit:
         blank = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in self.frame.tensors.items()}
         server = Labelled(self.frame.model, self.frame.layout, self.frame.table, blank)
         classes = self.frame.layout.sizes.get("classes", 0)
-        learn = method.learn(server, share, held, Client(self.task, classes_of(self.examples, classes)))
+        learn = method.learn(server, share, held, Client(self.task, self.examples.present(classes)))
         for mine, sent in zip(learn.constants, constants_of(self.letter), strict=True):
             mine.copy_(sent)
         return learn
@@ -144,11 +144,6 @@ def _kept(letter: Letter) -> str:
     if digest:
         prune(FROZEN, KEPT)
     return digest if digest and is_cached(FROZEN, {"digest": digest}) else ""
-
-
-def classes_of(examples: Examples, classes: int) -> Tensor:
-    """Which classes occur, a bool for each."""
-    return examples.present(classes)
 
 
 def _local(content: Mapping[str, Any]) -> Local:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from raffm.algebra.ranking import Ranking
-from raffm.algebra.selection import Selection
 from raffm.devices.budget import Budget
 from raffm.errors import RunError
 from raffm.methods.method import Device, Served, Share, Usual
 from raffm.methods.raffm import RaFFM
+from raffm.models.adapters import rank_groups
 from raffm.models.labelled import Labelled
 from raffm.models.salience import METRICS, rank
 
@@ -54,28 +55,27 @@ class LoRA(Usual):
         """What a device would train."""
         return [[Served((share,))] for share in self._shares(server, devices)]
 
+    @cached_property
+    def _raffm(self) -> RaFFM:
+        """What fits the base; it remembers the shapes that it found."""
+        return RaFFM()
+
     def _shares(self, server: Labelled, devices: Sequence[Device]) -> list[Share]:
         ranking = Ranking() if self.metric == "none" else rank(server.model, server.layout, self.metric)
         known: dict[tuple[float, Budget | None], Share] = {}
         for device in devices:
             if (device.size, device.budget) not in known:
                 sizes = {name: rank_at(server, name, device.size) for name in ranks_of(server)}
-                base = RaFFM().shape_for(server, device) if self.base == "fitted" else {}
+                base = self._raffm.shape_for(server, device) if self.base == "fitted" else {}
                 known[device.size, device.budget] = Share(ranking.cut(server.layout, {**base, **sizes}))
         return [known[device.size, device.budget] for device in devices]
 
 
 def ranks_of(server: Labelled) -> list[str]:
     """The groups of ranks: the inner axes of all adapters."""
-    return [name for name in server.layout.groups if name.endswith(".rank")]
+    return rank_groups(server.layout)
 
 
 def rank_at(server: Labelled, group: str, size: float) -> int:
     """How many ranks a device of a size trains."""
     return max(1, round(size * server.layout.sizes[group]))
-
-
-def ranks_held(server: Labelled, selection: Selection) -> int:
-    """The most ranks that a submodel has in an adapter."""
-    sizes = server.layout.sizes_of(selection)
-    return max((sizes[name] for name in ranks_of(server) if name in sizes), default=0)

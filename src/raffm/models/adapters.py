@@ -17,6 +17,7 @@ from typing import Any, Literal
 from torch import nn
 
 from raffm.algebra.axis import Label, Name
+from raffm.algebra.layout import Layout
 from raffm.errors import LabelError
 
 _ADAPTER = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B)\.(?P<adapter>[^.]+)\.weight")
@@ -60,6 +61,11 @@ def label_of(part: Part, weight: Label) -> Label:
 def rank_of(part: Part) -> str:
     """The group of an adapter's ranks."""
     return f"{plain(part.module)}.rank" + ("" if part.adapter == "default" else f".{part.adapter}")
+
+
+def rank_groups(layout: Layout) -> list[str]:
+    """The groups of ranks of a model: the inner axes of its adapters."""
+    return [name for name in layout.groups if name.endswith(".rank")]
 
 
 # -- inside a module -----------------------------------------------------------------------------------------------

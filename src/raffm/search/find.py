@@ -156,12 +156,12 @@ class _Panel:
     def bred(self, space: Space, limits: Mapping[str, float], cost: str, tick: Tick) -> list[Candidate]:
         """Candidates within the limits, until enough of them are judged."""
         study, judged = _study(self.judge.seed), dict[Key, Candidate]()
-        first = _first(self.prices, limits)
+        first, choices = _first(self.prices, limits), _distributions(space)
         for sizes in first:
             study.enqueue_trial({knob: space.sizes[knob].index(sizes[knob]) for knob in space.sizes})
         idle = 0
         while len(judged) < self.effort.evaluations and idle < IDLE:
-            trials = [study.ask(_distributions(space)) for _ in range(POOL if judged else len(first))]
+            trials = [study.ask(choices) for _ in range(POOL if judged else len(first))]
             bred = self._guessed(space, [_sizes(space, trial) for trial in trials], list(judged.values()))
             fresh = {_key(each): each for each in bred if _key(each) not in judged and fits(each.costs, limits)}
             left = self.effort.evaluations - len(judged)

@@ -55,6 +55,15 @@ def test_everything_that_is_judged_keeps_the_limit(vit: Plan, kind: str) -> None
     assert found.submodels == space_of(vit).count()
 
 
+def test_a_tight_limit_leaves_enough_to_be_judged(vit: Plan) -> None:
+    least, most = costs(vit, "params")
+    limit = least["params"] + 0.15 * (most["params"] - least["params"])
+    found = searched(vit, {"params": limit}, Effort(evaluations=70, finalists=3))
+    assert len(found.judged) == 70
+    later = found.judged[40:]
+    assert sum(each.costs["params"] >= 0.8 * limit for each in later) > len(later) / 2
+
+
 def test_costs_are_those_of_the_submodels_that_are_made(vit: Plan) -> None:
     judge, space = judge_of(vit, "l1_norm"), space_of(vit)
     prices = Prices(judge, space, ("bytes", "flops", "memory"))

@@ -40,16 +40,22 @@ def test_the_best_is_the_last_of_the_front_that_fits(candidates: list[Candidate]
 
 
 @given(CANDIDATES, st.integers(1, 10))
-def test_a_closer_look_is_for_the_best_and_for_the_front(candidates: list[Candidate], count: int) -> None:
+def test_a_closer_look_is_for_the_front_where_nothing_is_limited(candidates: list[Candidate], count: int) -> None:
     chosen = promising(candidates, {}, "params", count)
     assert len(chosen) == min(count, len(candidates))
     assert len({id(each) for each in chosen}) == len(chosen)
-    scores = sorted((each.score for each in candidates), reverse=True)
-    half = (min(count, len(candidates)) + 1) // 2
-    assert sorted((each.score for each in chosen), reverse=True)[:half] == scores[:half]
-    first = front(candidates, "params")
-    if count >= 2 * len(first):
-        assert {(each.score, each.costs["params"]) for each in first} <= {(each.score, each.costs["params"]) for each in chosen}
+    first = {id(each) for each in front(candidates, "params")}
+    assert {id(each) for each in chosen[: len(first)]} <= first
+    assert not candidates or chosen[0].score == max(each.score for each in candidates)
+
+
+@given(CANDIDATES, st.integers(0, 20), st.integers(1, 10))
+def test_a_closer_look_is_for_the_best_within_limits(candidates: list[Candidate], limit: int, count: int) -> None:
+    limits = {"params": float(limit)}
+    within = [each for each in candidates if fits(each.costs, limits)]
+    chosen = promising(candidates, limits, "params", count)
+    assert [each.score for each in chosen] == sorted((each.score for each in within), reverse=True)[:count]
+    assert {id(each) for each in chosen} <= {id(each) for each in within}
 
 
 def test_candidates_survive_json() -> None:

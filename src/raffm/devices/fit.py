@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffm.algebra.axis import Expression, Label, Name, names, value
+from raffm.algebra.axis import Label, names
 from raffm.algebra.layout import PARAMETERS, Layout
 from raffm.algebra.ranking import Ranking
 from raffm.devices.basis import Array
 from raffm.devices.budget import Budget, Kind
 from raffm.devices.cost import CostModel
+from raffm.devices.rows import Rows
 from raffm.devices.search import Field, Levels, climbed, first_guess, solve
 from raffm.errors import BudgetError, SpaceError
 
@@ -115,18 +116,12 @@ class Problem:
         return [Part(self, dict(zip(self.depths, choice, strict=True))) for choice in choices]
 
     def _following(self, group: str) -> set[str]:
-        return {follower for follower, size in self.followers.items() if group in names(size)}
+        return {follower for follower, size in self.rows.followers.items() if group in names(size)}
 
     @cached_property
-    def followers(self) -> dict[str, Expression]:
-        """The groups that ties bind to those of the space, and the sizes they must have."""
-        found: dict[str, Expression] = {}
-        for _ in self.layout.ties:
-            for tie in self.layout.ties:
-                for side, other in ((tie.left, tie.right), (tie.right, tie.left)):
-                    if isinstance(side, Name) and side.group not in self.space and set(names(other)) & {*self.space, *found}:
-                        found.setdefault(side.group, other)
-        return found
+    def rows(self) -> Rows:
+        """What turns sizes into rows that the cost model reads."""
+        return Rows(self.layout, self.cost.basis, self.ranking, self.space)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +134,7 @@ class Part:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The full sizes of the groups that are left."""
-        layout = self.problem.layout
-        return layout.sizes_of(self.problem.ranking.cut(layout, self.depth))
+        return self.problem.rows.left(self.depth)
 
     @cached_property
     def knobs(self) -> tuple[str, ...]:
@@ -180,17 +174,9 @@ class Part:
 
     def _rows(self, choices: Levels) -> Array:
         """The rows of sizes that the cost model reads."""
-        basis = self.problem.cost.basis
-        columns = {group: np.full(len(choices), float(size)) for group, size in self.sizes.items()}
-        for place, group in enumerate(self.knobs):
-            columns[group] = np.array(self.problem.space[group], dtype=np.float64)[choices[:, place]]
-        for group, expression in self.problem.followers.items():
-            if group in columns:
-                columns[group] = np.asarray(value(expression, columns))  # type: ignore[arg-type]
-        rows = np.repeat(basis.rows([self.sizes]), len(choices), 0)
-        for group in basis.varying & columns.keys():
-            rows[:, basis.columns[group]] = columns[group]
-        return rows
+        levels = {group: np.array(self.problem.space[group], dtype=np.float64) for group in self.knobs}
+        sizes = {group: levels[group][choices[:, place]] for place, group in enumerate(self.knobs)}
+        return self.problem.rows.of(self.depth, sizes)
 
 
 def _touched(layout: Layout, groups: set[str]) -> int:

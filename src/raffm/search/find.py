@@ -7,6 +7,7 @@ that its log knows: with the same seed it breeds the same candidates.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from raffm.devices.budget import Budget
-from raffm.devices.fit import even_shares, fit, kept_shares
+from raffm.devices.fit import Shares, even_shares, fit, kept_shares
 from raffm.errors import BudgetError, RunError
 from raffm.libraries import library
 from raffm.models.salience import rank
@@ -37,17 +38,23 @@ POPULATION = 32
 POOL = 256
 """Candidates that are bred at a time; those that promise the most are judged."""
 
+SMALL = 5.0
+"""How near to its parents' a changed width stays: mostly a step or two of eight away."""
+
+CHANGED = 0.1
+"""The part of a child's widths that is changed."""
+
 IDLE = 30
 """Generations without anything new after which the search ends."""
 
 PROMISED = 6
-"""Sizes, evenly spread up to the limit, at which the first generation is cut evenly and as the ranking says."""
+"""Sizes, evenly spread below the limit, at which the first generation is cut evenly and as the ranking says."""
 
 VARIED = 24
 """Of the first generation, those that differ from these in every width by a step or none."""
 
-FLOOR = 0.5
-"""The part of the limit below which a submodel gains nothing by costing still less."""
+NEAR = 0.8
+"""The part of a limit above which submodels are judged first: the best within a limit is seldom much smaller."""
 
 Key = tuple[int, ...]
 
@@ -161,26 +168,24 @@ class _Panel:
             study.enqueue_trial({knob: space.sizes[knob].index(sizes[knob]) for knob in space.sizes})
         idle = 0
         while len(judged) < self.effort.evaluations and idle < IDLE:
-            trials = [study.ask(choices) for _ in range(POOL if judged else len(first))]
+            trials = [_asked(study, choices) for _ in range(POOL if judged else len(first))]
             bred = self._guessed(space, [_sizes(space, trial) for trial in trials], list(judged.values()))
             fresh = {_key(each): each for each in bred if _key(each) not in judged and fits(each.costs, limits)}
             left = self.effort.evaluations - len(judged)
-            chosen = promising(list(fresh.values()), limits, cost, GENERATION) if judged else list(fresh.values())
+            chosen = _chosen(list(fresh.values()), limits, cost) if judged else list(fresh.values())
             idle = 0 if chosen else idle + 1
             for candidate in self._scored(chosen[:left], self.judge.few):
                 judged[_key(candidate)] = candidate
                 tick(len(judged), self.effort.evaluations)
             for trial, candidate in zip(trials, bred, strict=True):
-                known = judged.get(_key(candidate), candidate)
-                for kind, limit in limits.items():
-                    trial.set_constraint(kind, known.costs[kind] / limit - 1)
-                study.tell(trial, (known.score, max(known.costs[cost], FLOOR * limits.get(cost, 0.0))))
+                _tell(study, trial, judged.get(_key(candidate), candidate), limits, cost)
         return list(judged.values())
 
     def _guessed(self, space: Space, chosen: Sequence[Sizes], judged: Sequence[Candidate]) -> list[Candidate]:
         """Candidates with their costs, and the scores that those judged so far let expect."""
         expected = Guess(space, judged).scores(chosen) if judged else [0.0] * len(chosen)
-        return [Candidate(sizes, self.prices.of(sizes), score) for sizes, score in zip(chosen, expected, strict=True)]
+        costs = self.prices.many(chosen)
+        return [Candidate(*each) for each in zip(chosen, costs, expected, strict=True)]
 
     def looked_at(self, candidate: Candidate) -> Candidate:
         """The same candidate, judged on all examples."""
@@ -200,16 +205,48 @@ class _Panel:
                 yield replace(candidate, score=score, examples=examples)
 
 
+def _chosen(fresh: Sequence[Candidate], limits: Mapping[str, float], cost: str) -> list[Candidate]:
+    """The next to be judged: the most promising of those that use up most of a limit, then of the others."""
+    near = [each for each in fresh if any(each.costs[kind] >= NEAR * limit for kind, limit in limits.items())]
+    found = promising(near, limits, cost, GENERATION)
+    others = [each for each in fresh if all(each is not one for one in near)]
+    return found + promising(others, limits, cost, GENERATION - len(found))
+
+
 def _workers(count: int) -> ThreadPoolExecutor:
     """Threads: torch lets others run while it computes. Each computes alone, so that results do not depend on how many."""
     return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
 
 
+def _asked(study: Any, choices: Mapping[str, Any]) -> Any:
+    """A trial of the current generation, also where its widths are given: only then others are bred from it."""
+    trial = study.ask(choices)
+    assert isinstance(trial.relative_params, dict)  # reading it is what counts the trial among its generation
+    return trial
+
+
+def _tell(study: Any, trial: Any, candidate: Candidate, limits: Mapping[str, float], cost: str) -> None:
+    """Others are bred from candidates that were judged, and those beyond a limit are known as such; the rest is forgotten."""
+    for kind, limit in limits.items():
+        trial.set_constraint(kind, candidate.costs[kind] / limit - 1)
+    if candidate.examples or not fits(candidate.costs, limits):
+        study.tell(trial, (candidate.score, max(candidate.costs[cost], limits.get(cost, 0.0))))
+    else:
+        study.tell(trial, state=_optuna().trial.TrialState.FAIL)
+
+
 def _study(seed: int) -> Any:
-    optuna = library("optuna", RunError("a search needs optuna: pip install 'raffm[search]'."))
+    optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    sampler = optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=seed)
+    with warnings.catch_warnings():  # that its interface may change, which the pinned version settles
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        steps = optuna.samplers.nsgaii.PolynomialMutation(eta=SMALL)
+    sampler = optuna.samplers.NSGAIISampler(population_size=POPULATION, mutation=steps, mutation_prob=CHANGED, seed=seed)
     return optuna.create_study(directions=("maximize", "minimize"), sampler=sampler)
+
+
+def _optuna() -> Any:
+    return library("optuna", RunError("a search needs optuna: pip install 'raffm[search]'."))
 
 
 def _sizes(space: Space, trial: Any) -> Sizes:
@@ -221,8 +258,7 @@ def _key(candidate: Candidate) -> Key:
 
 
 def _distributions(space: Space) -> dict[str, Any]:
-    optuna = library("optuna", RunError("a search needs optuna: pip install 'raffm[search]'."))
-    return {knob: optuna.distributions.IntDistribution(0, len(sizes) - 1) for knob, sizes in space.sizes.items()}
+    return {knob: _optuna().distributions.IntDistribution(0, len(sizes) - 1) for knob, sizes in space.sizes.items()}
 
 
 # -- what is promising before anything is judged -------------------------------------------------------------------
@@ -231,25 +267,24 @@ def _distributions(space: Space) -> dict[str, Any]:
 def _first(prices: Prices, limits: Mapping[str, float]) -> list[Sizes]:
     """The first generation: cut evenly and as the ranking says, and such submodels with some widths changed."""
     draw = generator(prices.judge.seed, "search", "first")
-    promised = _promised(prices, limits)
-    return promised + [_varied(prices.space, promised[place % len(promised)], draw) for place in range(VARIED)]
+    even, kept = _promised(prices, limits)
+    return [*even, kept, *(_varied(prices.space, even[place % len(even)], draw) for place in range(VARIED))]
 
 
-def _promised(prices: Prices, limits: Mapping[str, float]) -> list[Sizes]:
-    """Submodels that are cut evenly, and those that keep the most of the ranking's score, the largest that fit first."""
+def _promised(prices: Prices, limits: Mapping[str, float]) -> tuple[list[Sizes], Sizes]:
+    """Submodels that are cut evenly, the largest first, and the one that keeps the most of the ranking's score."""
     judge, space, cost = prices.judge, prices.space, prices.model
     server = judge.plan.server
     ranking = judge.ranking if judge.ranking.scores else rank(server.model, server.layout)
-    ways = (even_shares(server.layout, space.sizes), kept_shares(server.layout, ranking, space.sizes))
-    least, most = (cost.params(server.layout.sizes_of(judge.selection(ends))) for ends in (space.smallest(), space.largest()))
-    most = min(most, int(limits.get("params", most)))
-    hard = {f"max_{kind}": int(limits[kind]) for kind in ("bytes", "flops") if kind in limits}
-    found: list[Sizes] = []
-    for params in np.linspace(most, least, PROMISED):
-        for shares in ways:
-            sizes = fit(server.layout, cost, Budget(max_params=int(params), **hard), space.sizes, shares, judge.ranking)
-            found.append({**space.largest(), **sizes})
-    return found
+    even, kept = even_shares(server.layout, space.sizes), kept_shares(server.layout, ranking, space.sizes)
+    least, most = prices.of(space.smallest()), prices.of(space.largest())
+    bounds = {kind: min(most[kind], limits.get(kind, most[kind])) for kind in ("params", "bytes", "flops") if kind in most}
+
+    def cut(shares: Shares, part: float) -> Sizes:
+        budget = Budget(**{f"max_{kind}": int(max(least[kind], part * bound)) for kind, bound in bounds.items()})
+        return {**space.largest(), **fit(server.layout, cost, budget, space.sizes, shares, judge.ranking)}
+
+    return [cut(even, part) for part in np.linspace(1, NEAR if limits else 0, PROMISED)], cut(kept, 1)
 
 
 def _varied(space: Space, sizes: Sizes, draw: torch.Generator) -> Sizes:

@@ -62,9 +62,12 @@ def fits(costs: Mapping[str, float], limits: Mapping[str, float]) -> bool:
 
 
 def promising(candidates: Sequence[Candidate], limits: Mapping[str, float], cost: str, count: int) -> list[Candidate]:
-    """Those worth a closer look: half of them the best that fit, the rest layer after layer of fronts."""
-    left = sorted((each for each in candidates if fits(each.costs, limits)), key=lambda each: (-each.score, each.costs[cost]))
-    found, left = left[: (count + 1) // 2], left[(count + 1) // 2 :]
+    """Those worth a closer look: the best within limits; where there are none, front after front, of each the best first."""
+    if limits:
+        within = (each for each in candidates if fits(each.costs, limits))
+        return sorted(within, key=lambda each: (-each.score, each.costs[cost]))[:count]
+    found: list[Candidate] = []
+    left = list(candidates)
     while left and len(found) < count:
         layer = front(left, cost)
         found += reversed(layer)

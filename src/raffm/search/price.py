@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raffm.data.task import Batch
+from raffm.devices.budget import Kind
 from raffm.devices.cost import CostModel
 from raffm.devices.probe import read_inference
+from raffm.devices.rows import Rows
 from raffm.devices.timing import Timing, timed
 from raffm.errors import RunError
 from raffm.export.runtimes import in_onnx_runtime, in_openvino
@@ -53,20 +55,43 @@ class Prices:
     runtime: Runtime = "torch"
 
     def of(self, sizes: Sizes) -> dict[str, float]:
-        """The costs that are asked for, by name."""
-        layout = self.space.layout
-        held = layout.sizes_of(self.judge.selection(sizes))
-        found: dict[str, float] = {"params": self.model.params(held)}
-        if "bytes" in self.asked:
-            found["bytes"] = self.model.bytes(held)
-        if "flops" in self.asked or "latency" in self.asked:
-            found["flops"] = self.model.flops(held)
-        if "memory" in self.asked:
-            server = self.judge.plan.server
-            found["memory"] = read_inference(server.model, layout, server.table, self.judge.selection(sizes))
-        if "latency" in self.asked:
-            found["latency"] = self._latency(found["flops"], found["params"])
+        """The costs of one submodel that are asked for, by name."""
+        (found,) = self.many([sizes])
         return found
+
+    def many(self, every: Sequence[Sizes]) -> list[dict[str, float]]:
+        """The costs of submodels that are asked for, by name."""
+        exact = self._exact(every)
+        found: list[dict[str, float]] = [{kind: costs[place] for kind, costs in exact.items()} for place in range(len(every))]
+        for sizes, costs in zip(every, found, strict=True):
+            if "memory" in self.asked:
+                server, selection = self.judge.plan.server, self.judge.selection(sizes)
+                costs["memory"] = read_inference(server.model, server.layout, server.table, selection)
+            if "latency" in self.asked:
+                costs["latency"] = self._latency(costs["flops"], costs["params"])
+        return found
+
+    def _exact(self, every: Sequence[Sizes]) -> dict[Kind, list[float]]:
+        """The costs that are polynomials in the sizes, for all submodels at once."""
+        kinds: list[Kind] = ["params"]
+        kinds += ["bytes"] if "bytes" in self.asked else []
+        kinds += ["flops"] if {"flops", "latency"} & set(self.asked) else []
+        found = {kind: [0.0] * len(every) for kind in kinds}
+        depths = [name for name in self.space.sizes if name in self.space.layout.depths]
+        by_depth: dict[tuple[int, ...], list[int]] = {}
+        for place, sizes in enumerate(every):
+            by_depth.setdefault(tuple(sizes[name] for name in depths), []).append(place)
+        for depth, places in by_depth.items():
+            columns = {group: np.array([float(every[place][group]) for place in places]) for group in self.space.sizes}
+            rows = self._rows.of(dict(zip(depths, depth, strict=True)), columns)
+            for kind in kinds:
+                for place, cost in zip(places, np.rint(self.model.many(kind, rows)).tolist(), strict=True):
+                    found[kind][place] = cost
+        return found
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return Rows(self.space.layout, self.model.basis, self.judge.ranking, self.space.sizes)
 
     @cached_property
     def model(self) -> CostModel:
@@ -92,11 +117,9 @@ class Prices:
         """What a submodel takes at least, and for every FLOP and parameter; none of them below 0."""
         draw = generator(self.judge.seed, "search", "latency")
         sampled = [self.space.largest(), self.space.smallest(), *(self.space.draw(draw) for _ in range(SAMPLED - 2))]
-        rows, taken = [], []
-        for sizes in sampled:
-            held = self.space.layout.sizes_of(self.judge.selection(sizes))
-            rows.append([1.0, self.model.flops(held), self.model.params(held)])
-            taken.append(self.timed(sizes).median)
+        exact = self._exact(sampled)
+        rows = [[1.0, flops, params] for flops, params in zip(exact["flops"], exact["params"], strict=True)]
+        taken = [self.timed(sizes).median for sizes in sampled]
         scale = np.array(rows, dtype=np.float64).max(0)
         solution, _ = library("scipy.optimize", NEEDS_SCIPY).nnls(np.array(rows) / scale, np.array(taken))
         return np.asarray(solution / scale)

@@ -81,6 +81,13 @@ def opened(place: Path, data: str | None = None, sizes: tuple[float, ...] = ()) 
     return plan, 0
 
 
+def tokenizer_at(place: Path) -> Any:
+    """What a run's texts, or those of a pretrained model, are read with; loaded when it is used."""
+    is_run = (place / "checkpoint").is_dir()
+    settings = read_settings(checkpoint.load(place / "checkpoint", identity=None).results.run) if is_run else None
+    return _tokenizer(str(place) if settings is None else settings.data.tokenizer or settings.model.name)
+
+
 def _refuse_another_head(name: str, dataset: Dataset) -> None:
     """A head that was made for these data just now has learnt nothing."""
     names = _classes_in(name)

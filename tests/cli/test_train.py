@@ -151,7 +151,7 @@ def test_evaluate_of_batch_norms_gives_the_last_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["scalefl", "heterofl"])
 def test_texts_are_trained_and_evaluated_from_the_command_line(method: str, tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     core = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3, "film": 4}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -165,6 +165,10 @@ def test_texts_are_trained_and_evaluated_from_the_command_line(method: str, tmp_
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert [size["name"] for size in results["sizes"]] == ["1", "1/4"]
     assert raffm("evaluate", tmp_path / "run").returncode == 0
+    if method == "heterofl":
+        exported = raffm("export", tmp_path / "run", "--size=1/4", "--no-time", f"--out={tmp_path / 'out'}")
+        assert exported.returncode == 0, exported.stderr
+        assert AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")("bad film")["input_ids"] == [3, 4]
 
 
 def test_tests_as_published_are_marked_everywhere(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def export(
     from raffm.cli.show import busy, quiet, rows
     from raffm.errors import ExportError
     from raffm.export.bundle import write_bundle
-    from raffm.prepare import opened
+    from raffm.prepare import opened, tokenizer_at
 
     quiet()
     if format == "nested":
@@ -49,7 +49,8 @@ def export(
     folder = out or (run if run.is_dir() else Path()) / "export" / f"{format}-{name}"
     if folder.exists() and any(folder.iterdir()):
         raise ExportError(f"{str(folder)!r} is not empty. Give another --out.")
-    made = write_bundle(module, plan.task, plan.data.dataset, folder, format, dynamic, most_lost, is_timed)  # type: ignore[arg-type]
+    words = {"most_lost": most_lost, "is_timed": is_timed, "tokenizer": tokenizer_at(run)}
+    made = write_bundle(module, plan.task, plan.data.dataset, folder, format, dynamic, **words)  # type: ignore[arg-type]
     rows(*table(made))
     if made.in_torch is not None and made.in_runtime is not None:
         costs = [["torch", *made.in_torch.words], ["this file", *made.in_runtime.words]]

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -62,17 +62,20 @@ def write_bundle(
     dynamic: bool = False,
     most_lost: float = 0.02,
     is_timed: bool = False,
+    tokenizer: Any = None,
 ) -> Bundle:
     """Export a submodel into a new folder, and compare it with torch on validation examples, or else on training ones.
 
     `dynamic` quantises activations as they come; `most_lost` is what the main metric may lose by 8 bits; `is_timed` measures
-    the time and memory of one example, in torch and in the file's runtime.
+    the time and memory of one example, in torch and in the file's runtime. A `tokenizer` travels along with texts.
     """
     if format not in FORMATS:
         raise ExportError(f"there is no format {format!r}. The formats are: {', '.join(FORMATS)}.")
     examples = dataset.validation or dataset.train
     shown = task.batch(examples, torch.arange(min(SHOWN, len(examples)))).inputs
     with written_whole(folder) as fresh:
+        if tokenizer is not None and "input_ids" in shown:
+            tokenizer.save_pretrained(fresh / "tokenizer")
         if format == "stock":
             return _stock(module, task, dataset, examples, fresh, folder, is_timed)
         if format == "openvino":
@@ -176,7 +179,8 @@ A submodel of {params:,} parameters for {data} ({classes} classes), exported by 
 On {examples} examples, none of them of the test set. Largest difference of outputs: {gap:.1e}. {megabytes:.2f} MB.
 
 `preprocessing.json` says how inputs are made: pixels between 0 and 1, then (value - mean) / std by channel, the image scaled
-to `size` where that is not 0; texts are token ids and their mask. `labels.json` names the outputs, in their order.
+to `size` where that is not 0; texts are token ids and their mask, as the tokenizer in the folder `tokenizer` makes them.
+`labels.json` names the outputs, in their order.
 """
 
 NOT_BUILT = """

@@ -20,7 +20,7 @@ from raffm.data.cache import split_cached
 from raffm.data.examples import Federation
 from raffm.data.sources import FOUND, Columns, load
 from raffm.data.splits import hold_out
-from raffm.data.task import ImageClassification, Task, TextClassification, kind_of
+from raffm.data.task import ImageClassification, LanguageModelling, Task, TextClassification, kind_of
 from raffm.data.text import agree_on_padding
 from raffm.deploy.posted import Posted
 from raffm.devices.fleet import Fleet, fleet_of
@@ -227,7 +227,9 @@ def captured_or_serial(plan: Plan, lanes: int = 0, style: Style | None = None) -
 
 
 def task_for(data: Federation) -> Task:
-    """The task that fits the inputs of a data set: images or texts with one label each."""
+    """The task that fits a data set: images or texts with one label each, or texts to learn a language from."""
+    if kind_of(data.dataset) == "language":
+        return LanguageModelling()
     if kind_of(data.dataset) == "text":
         return TextClassification()
     channels = data.dataset.train.inputs["pixel_values"].shape[1]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
+from torch import nn
 
 from raffm.data import glue
 from raffm.data.examples import Dataset, Examples, Federation
 from raffm.data.sources import Columns, load
-from raffm.data.task import ImageClassification, Task, TextClassification, TextRegression, kind_of
-from raffm.data.text import agree_on_padding
+from raffm.data.task import ImageClassification, LanguageModelling, Task, TextClassification, TextRegression, kind_of
+from raffm.data.text import Bytes, agree_on_padding
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
@@ -227,6 +228,8 @@ class _tokenizer:
     def _made(self) -> Any:
         from transformers import AutoTokenizer
 
+        if self.name == Bytes.name_or_path:
+            return Bytes()
         if "tokenizer" not in self.__dict__:
             try:
                 self.__dict__["tokenizer"] = AutoTokenizer.from_pretrained(place_of(self.name))
@@ -239,18 +242,31 @@ class _tokenizer:
 
 def model_for(settings: Settings, dataset: Dataset) -> Any:
     """The model, with a head for the data set's classes."""
-    shape = dataset.train.inputs["pixel_values"].shape[1:] if kind_of(dataset) == "image" else ()
-    model = trainable(
-        settings.model.name, kind_of(dataset), len(dataset.classes), tuple(shape), settings.seed, settings.model.config
-    )
+    kind = kind_of(dataset)
+    shape = dataset.train.inputs["pixel_values"].shape[1:] if kind == "image" else ()
+    classes = len(_reading(settings)["tokenizer"]) if kind == "language" else len(dataset.classes)
+    model = trainable(settings.model.name, kind, classes, tuple(shape), settings.seed, settings.model.config)
+    _refuse_long(model, dataset)
     if settings.lora.rank:
         lora = settings.lora
         model = with_lora(model, lora.rank, lora.alpha or None, lora.targets or None, lora.dropout, settings.seed)
     return model.to(device_of(settings.backend))
 
 
+def _refuse_long(model: Any, dataset: Dataset) -> None:
+    """Refuse texts with more tokens than the model has learnt positions for."""
+    most: int = getattr(model.config, "max_position_embeddings", None) or 0
+    is_learnt = any(isinstance(each, nn.Embedding) and each.num_embeddings == most for each in model.modules())
+    parts = (part for part in (dataset.train, dataset.test, dataset.validation) if part and "input_ids" in part.inputs)
+    longest = max((part.inputs["input_ids"].shape[1] for part in parts), default=0)
+    if is_learnt and longest > most:
+        raise RunError(f"the longest text has {longest} tokens, but the model {most} positions: set data.max_length to {most}.")
+
+
 def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
     """Texts, or images with the normalisation that is given, that the model was pretrained with, or that is usual."""
+    if kind_of(dataset) == "language":
+        return LanguageModelling()
     if kind_of(dataset) == "text":
         return _text_task(settings.data.source, dataset)
     data = settings.data

@@ -340,7 +340,7 @@ def test_a_test_file_without_the_input_is_refused(tmp_path):
         load("set")
 
 
-@pytest.mark.parametrize("name", ["set.parquet", "set.csv", "set.txt"])
+@pytest.mark.parametrize("name", ["set.parquet", "set.csv", "set.json"])
 def test_files_that_are_not_what_they_say_are_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(DataError, match=r"cannot be read|neither a \.parquet nor a \.csv"):

@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 class Examples:
     """Inputs and labels of one length: decoded images (uint8) or token ids, as they stay on the device.
 
-    Labels are classes, or numbers to be predicted (floats).
+    Labels are classes, numbers to be predicted (floats), or a row of whole numbers an example, such as the tokens of a text.
     """
 
     inputs: Mapping[str, Tensor]
@@ -35,13 +35,17 @@ class Examples:
 
     @property
     def strata(self) -> Integers:
-        """The classes; numbers are rounded, and those below 0 taken together."""
+        """The classes; numbers are rounded, and those below 0 taken together; rows are all of one kind."""
+        if self.labels.dim() > 1:
+            return np.zeros(len(self), np.int64)
         labels = self.labels.round().clamp(min=0) if self.labels.is_floating_point() else self.labels
         whole: Integers = labels.long().cpu().numpy()
         return whole
 
     def present(self, classes: int) -> Tensor:
-        """Which of at least so many classes occur; where labels are numbers, all."""
+        """Which of at least so many classes occur; where labels are numbers, all; of rows there is one kind."""
+        if self.labels.dim() > 1:
+            return torch.ones(1, dtype=torch.bool, device=self.labels.device)
         if self.labels.is_floating_point():
             return torch.ones(classes, dtype=torch.bool, device=self.labels.device)
         return torch.bincount(self.labels, minlength=classes) > 0
@@ -81,6 +85,8 @@ def refuse_labels(labels: Tensor, classes: int, where: str) -> None:
     if labels.is_floating_point():
         if not bool(torch.isfinite(labels).all()):
             raise DataError(f"{where} have a label that is not a finite number.")
+        return
+    if labels.dim() > 1:
         return
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= classes:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raffm.data import glue, images, text
+from raffm.data import glue, images, plays, text
 from raffm.data.cache import cached, stamp
 from raffm.data.examples import Dataset, Examples, Integers, refuse_labels
 from raffm.data.splits import stratified
@@ -106,7 +106,8 @@ def load(
     """The data set of a name, a path, or a Hugging Face name ("owner/set" or "owner/set:config"), in this order.
 
     "digits" is scikit-learn's. Names such as "cifar10" are looked for in `$RAFFM_DATA`, else in `data`. A path is
-    a parquet or csv file, a folder with `train.parquet` and `test.parquet`, or one with images as `train/class/1.png`.
+    a parquet or csv file, a folder with `train.parquet` and `test.parquet`, or one with images as `train/class/1.png`; a
+    text file (`.txt`, `.txt.xz`) is a play, whose speakers are owners.
 
     Where the test labels are hidden (-1, as in GLUE) or there is no test set, the validation set is the test set; where
     there is neither, a fixed fifth of the examples, with the same mix of classes, the same for every seed.
@@ -117,6 +118,9 @@ def load(
         raise DataError(f"max_length is {max_length!r}; it must be at least 1 token.")
     if source == "digits":
         return _digits(image_size)
+    play = plays.found([_data_folder() / source, Path(source)])
+    if play is not None:
+        return plays.load_play(play, tokenizer, max_length)
     parts = _opened(source)
     chosen = _chosen(parts["train"], columns)
     parts = _tested(parts, chosen.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -157,13 +158,42 @@ class TextRegression(TextClassification):
         return named_metrics(self.named, outputs, labels)
 
 
+@dataclass(frozen=True)
+class LanguageModelling(TextClassification):
+    """Token ids, of which each is to be told from those before it. Outputs are what the model gave to the right ones."""
+
+    def forward(self, module: nn.Module, batch: Batch) -> Tensor:
+        """For every token but the first: the logarithm of its probability, and whether it was the likeliest; 0 for padding.
+
+        All rows have the length of the stored texts, so that batches can be joined.
+        """
+        longest = batch.inputs["input_ids"].shape[1]
+        logits, labels = logits_of(module, batch)[:, :-1].float(), batch.labels[:, 1:longest]
+        is_said = labels >= 0
+        right = labels.clamp(min=0)
+        likely = -functional.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none").view_as(labels)
+        hits = (logits.argmax(-1) == right).to(likely)
+        said = torch.stack([likely, hits], 1) * is_said[:, None]
+        return functional.pad(said, (0, batch.labels.shape[1] - longest))
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The mean cross-entropy of a text's tokens."""
+        return -outputs[:, 0].sum(1) / (labels[:, 1:] >= 0).sum(1).clamp(min=1)
+
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        """The share of tokens that were told, and perplexity (lower is better), over all tokens alike."""
+        count = max(int((labels[:, 1:] >= 0).sum()), 1)
+        likely, hits = (float(outputs[:, row].double().sum()) / count for row in (0, 1))
+        return {"accuracy": hits, "perplexity": math.exp(min(-likely, 700.0))}
+
+
 def kind_of(dataset: Dataset) -> Kind:
-    """Whether a data set holds images or texts."""
+    """Whether a data set holds images, texts with one label each, or texts to learn a language from."""
     inputs = dataset.train.inputs
     if "pixel_values" in inputs:
         return "image"
     if "input_ids" in inputs:
-        return "text"
+        return "language" if dataset.train.labels.dim() > 1 else "text"
     raise RunError(f"the inputs {', '.join(inputs)} fit no task of ours. Give one of your own: `task=...`.")
 
 

@@ -15,6 +15,22 @@ from raffm.data.examples import Integers
 from raffm.errors import DataError
 
 
+class Bytes:
+    """A tokenizer that needs no files: a text is its bytes in UTF-8, and 0 pads."""
+
+    name_or_path = "bytes"
+    pad_token_id = 0
+
+    def __len__(self) -> int:
+        return 256
+
+    def __call__(
+        self, texts: list[str], truncation: bool = False, max_length: int = 0, **options: Any
+    ) -> dict[str, list[list[int]]]:
+        """The bytes of every text."""
+        return {"input_ids": [list(text.encode())[: max_length if truncation else None] for text in texts]}
+
+
 def tokenised(
     chunks: Iterable[tuple[list[Any], list[Any] | None]], where: str, tokenizer: Any, max_length: int
 ) -> dict[str, Tensor]:

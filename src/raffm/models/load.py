@@ -94,16 +94,22 @@ def models_folder() -> Path:
     return Path(os.environ.get("RAFFM_MODELS", "models"))
 
 
-Kind = Literal["image", "text"]
-"""What a classifier looks at."""
+Kind = Literal["image", "text", "language"]
+"""What a classifier looks at; or that texts are written."""
 
-_AUTO: Mapping[Kind, str] = {"image": "AutoModelForImageClassification", "text": "AutoModelForSequenceClassification"}
+_AUTO: Mapping[Kind, str] = {
+    "image": "AutoModelForImageClassification",
+    "text": "AutoModelForSequenceClassification",
+    "language": "AutoModelForCausalLM",
+}
+
+_DOES: Mapping[Kind, str] = {"image": "classifies images", "text": "classifies texts", "language": "writes texts"}
 
 
 def trainable(
     name: str, kind: Kind, classes: int, shape: tuple[int, ...] = (), seed: int = 0, changes: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """A classifier to train.
+    """A classifier to train, or a model that writes, for which `classes` are its tokens.
 
     `vit-small`, `resnet18` and `family:tiny` are random; a folder or a name on the hub brings its weights. `shape` is
     that of an image (channels, height, width). `changes` are entries of the model's own config. New heads and random
@@ -140,7 +146,8 @@ def _told_of(changes: Mapping[str, Any]) -> Iterator[None]:
 def _tiny_classifier(family: str, kind: Kind, classes: int, shape: tuple[int, ...], changes: Mapping[str, Any]) -> nn.Module:
     """The classifier of a family with its tiny config: `gpt2:tiny` itself writes."""
     about = tables.shipped(family).tiny
-    content = {**about["config"], **_fitting(family, classes, shape), **changes}
+    fitting = {"vocab_size": classes} if kind == "language" else _fitting(family, classes, shape)
+    content = {**about["config"], **fitting, **changes}
     if family == "raffm_resnet":
         return _resnet(content)
     import transformers
@@ -149,7 +156,7 @@ def _tiny_classifier(family: str, kind: Kind, classes: int, shape: tuple[int, ..
     try:
         model: nn.Module = getattr(transformers, _AUTO[kind]).from_config(config)
     except ValueError:
-        raise CheckpointError(f"the family {family!r} has no model that classifies {kind}s.") from None
+        raise CheckpointError(f"the family {family!r} has no model that {_DOES[kind]}.") from None
     return model.eval()
 
 
@@ -192,7 +199,7 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
     try:
         loaded, about = getattr(transformers, _AUTO[kind]).from_pretrained(
             name,
-            num_labels=classes,
+            **({} if kind == "language" else {"num_labels": classes}),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             trust_remote_code=False,
@@ -201,12 +208,17 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{name!r} is neither vit-small, resnet18, nor `family:tiny` (families: {', '.join(tables.families())}), nor a "
-            f"folder or a name on the hub with a model for {kind}s: {str(error).splitlines()[0]} Without the hub, put its "
-            f"files into {str(models_folder() / name)!r}."
+            f"folder or a name on the hub with a model that {_DOES[kind]}: {str(error).splitlines()[0]} Without the hub, put "
+            f"its files into {str(models_folder() / name)!r}."
         ) from None
     if any(".lora_" in str(key) for key in about["unexpected_keys"]):
         raise CheckpointError(f"{name!r} holds adapters beside its weights: `RaPEFT.load_ckpt` reads them.")
     _refuse_mismatches(name, loaded, about["mismatched_keys"])
+    if kind == "language" and loaded.get_input_embeddings().num_embeddings < classes:
+        known = loaded.get_input_embeddings().num_embeddings
+        raise CheckpointError(
+            f"the tokenizer has {classes:,} tokens, but {name!r} knows {known:,}. Give its own: data.tokenizer."
+        )
     classifier: nn.Module = loaded.float().eval()
     return classifier
 

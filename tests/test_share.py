@@ -65,6 +65,7 @@ def test_a_smaller_submodel_is_a_prefix_of_the_file(nested: Nested) -> None:
 def test_a_device_picks_by_what_it_holds(nested: Nested) -> None:
     small = nested.piece("1/4")
     assert nested.best(small.params) == small
+    assert nested.best(10**9).score == max(piece.score or 0.0 for piece in nested.pieces)  # validation, not the test set
     module = nested.submodel(max_params=small.params)
     assert sum(parameter.numel() for parameter in module.parameters()) == small.params
     with pytest.raises(BudgetError, match=f"no size has at most 10 parameters; the smallest has {small.params:,}"):
@@ -98,7 +99,11 @@ def test_the_sizes_of_a_search_are_shared(run: Path, tmp_path: Path) -> None:
     assert raffm("search", run, "--evaluations=10", "--finalists=3", "--examples=40", "--workers=1").returncode == 0
     pieces = share(run, tmp_path / "nested").pieces
     finalists = json.loads((run / "search" / "search.json").read_text())["finalists"]
-    assert {piece.params for piece in pieces[1:]} <= {each["costs"]["params"] for each in finalists}
+    assert {"1", "1/4"} <= {piece.name for piece in pieces}  # the fleet's sizes stay
+    added = {piece.params for piece in pieces if piece.name not in ("1", "1/4")}
+    assert added
+    assert added <= {each["costs"]["params"] for each in finalists}
+    assert [piece.params for piece in pieces] == sorted((piece.params for piece in pieces), reverse=True)
     shutil.rmtree(run / "search")
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from raffm.algebra.selection import Selection
+from raffm.devices.probe import read_inference
 from raffm.devices.profiles import PROFILES
 from raffm.errors import ExportError, RunError
 from raffm.methods.raffm import RaFFM
@@ -133,7 +134,7 @@ def best_submodel(
         raise RunError(f"latency is measured in {', '.join(get_args(Runtime))}, not in {runtime!r}.")
     plan, _ = opened(Path(run), data)
     given = {"params": max_params, "bytes": max_bytes, "flops": max_flops, "memory": max_memory, "latency": max_latency}
-    limits = {kind: float(limit) for kind, limit in given.items() if limit is not None}
+    limits = {kind: _limit(kind, limit) for kind, limit in given.items() if limit is not None}
     target = None if device is None else target_of(device)
     if target is not None:
         limits = _for_device(plan, limits, target)
@@ -145,16 +146,7 @@ def best_submodel(
     effort = effort or Effort(workers=torch.get_num_threads())
     asked = {*limits, "flops"} | ({"latency"} if target is not None else set())
     prices = Prices(judge, chosen, tuple(asked), None if target is None else target.speed, runtime)
-    about = {
-        "layout": plan.server.layout.fingerprint,
-        "weights": _fingerprint(plan),
-        "space": chosen.to_json(),
-        "ranking": metric,
-        "examples": judge.few,
-        "data": [plan.data.dataset.name, digest({"labels": judge.validation.labels}, plan.task)],
-        "seed": seed,
-    }
-    log = Log(None if folder is None else folder / "log.jsonl", about)
+    log = Log(None if folder is None else folder / "log.jsonl", _about(judge, chosen, metric))
     found = find(judge, chosen, prices, limits, effort, log, tick)
     picked = Picked(found, judge, metric)
     if folder is not None:
@@ -163,6 +155,26 @@ def best_submodel(
         command = command_for(Path(run), folder / "search.json", data)
         write_file(folder / "explorer.html", explorer_page(search, command).encode())
     return picked
+
+
+def _limit(kind: str, given: float) -> float:
+    if not isinstance(given, int | float) or not 0 < given < float("inf"):
+        raise RunError(f"max_{kind} is {given!r}; give a number above 0.")
+    return float(given)
+
+
+def _about(judge: Judge, space: Space, metric: str) -> dict[str, Any]:
+    """What tells one search from another, but for its limits."""
+    plan = judge.plan
+    return {
+        "layout": plan.server.layout.fingerprint,
+        "weights": _fingerprint(plan),
+        "space": space.to_json(),
+        "ranking": metric,
+        "examples": judge.few,
+        "data": [plan.data.dataset.name, digest({"labels": judge.validation.labels}, plan.task)],
+        "seed": judge.seed,
+    }
 
 
 def space_of(plan: Plan, given: Mapping[str, Any] | str | Path | None) -> Space:
@@ -185,16 +197,22 @@ def target_of(device: str) -> Target:
         )
     content = read_json(path)
     try:
-        return Target(str(content["name"]), float(content["memory"]), float(content["speed"]))
+        target = Target(str(content["name"]), float(content["memory"]), float(content["speed"]))
     except (KeyError, TypeError, ValueError):
         raise RunError(f"{device!r} was not written by `raffm probe`: it lacks name, memory or speed.") from None
+    if not (0 < target.memory < float("inf") and 0 < target.speed < float("inf")):
+        raise RunError(f"{device!r} has memory {target.memory!r} and speed {target.speed!r}; both must be above 0.")
+    return target
 
 
 def _for_device(plan: Plan, limits: Mapping[str, float], target: Target) -> dict[str, float]:
-    """The limits with the device's memory, and its part of the model where nothing else is asked for."""
-    whole = plan.server.layout.count(Selection())
+    """The limits, and the device's part of the model where nothing else is asked for; its memory, where that is too little."""
+    server = plan.server
+    whole = server.layout.count(Selection())
     usual = {"params": target.size * whole} if target.size is not None and not limits else {}
-    return {**usual, **limits, "memory": min(limits.get("memory", target.memory), target.memory)}
+    memory = min(limits.get("memory", target.memory), target.memory)
+    is_enough = "memory" not in limits and read_inference(server.model, server.layout, server.table, Selection()) <= memory
+    return {**usual, **limits, **({} if is_enough else {"memory": memory})}
 
 
 def _fingerprint(plan: Plan) -> list[float]:

@@ -121,6 +121,7 @@ def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = Non
     """
     place = folder / "checkpoint"
     saved = checkpoint.load(place, identity=None)
+    _refuse_made_in_python(saved.results.run, folder)
     settings = read_settings(saved.results.run)
     if sizes:
         settings = replace(settings, evaluate=replace(settings.evaluate, sizes=sizes))
@@ -131,6 +132,15 @@ def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = Non
     checkpoint.restore(saved, plan.server, place)
     agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
     return plan, saved
+
+
+def _refuse_made_in_python(run: Mapping[str, Any], folder: Path) -> None:
+    """A run says which model and data it had only where settings named them."""
+    if not {"model", "data"} <= set(run):
+        raise RunError(
+            f"{str(folder)!r} was trained from Python, with a model and data that have no name, so they cannot be made again. "
+            "Its submodels are in `submodels` (raffm.load_submodel). To search or export a run, train it by `raffm train`."
+        )
 
 
 def run_as(settings: Settings, plan: Plan, folder: Path, resume: bool, watcher: Watcher | None) -> Trained:

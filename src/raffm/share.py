@@ -8,7 +8,7 @@ push_to_hub("my-elastic-vit", "me/my-elastic-vit")
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ order of their salience, so that a smaller submodel is a prefix of a larger one.
 |---|---|---|{lines}|
 {rows}
 
-On the test set of {data} ({test:,} examples), which chose nothing. Trained for {rounds} rounds with {clients} clients; their
-devices held {fleet} of the model.
+On the test set of {data} ({test:,} examples), which chose nothing: `max_params` goes by validation examples. Trained for
+{rounds} rounds with {clients} clients; their devices held {fleet} of the model.
 
 ```python
 from raffm.share import from_pretrained
@@ -64,21 +64,22 @@ the settings of the run.
 
 
 def share(run: str | Path, folder: str | Path, metric: str | None = None) -> Nested:
-    """Write a run's model with all its sizes into a new folder: those of its search, where there was one, else its fleet's.
+    """Write a run's model with all its sizes into a new folder: its fleet's, and those of its search, where there was one.
 
     `metric` ranks the weights; by default as the run did. Every size is loaded again and compared.
     """
     plan, saved = reopened(Path(run))
     metric = metric or own_metric(plan)
     judge = judge_of(plan, metric)
-    chosen = dict(_sizes_of(plan, judge, Path(run), metric))
+    chosen = _sizes_of(plan, judge, Path(run), metric)
     nest = _permuted(judge)
     prices = Costs(plan)
     pieces = {}
     for name, sizes in chosen.items():
         module = nest.module(sizes)
         cost, scores = prices.of(Share(judge.selection(sizes))), judge.scores(module, plan.data.dataset.test)
-        pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores), norms_of(module)
+        score = nest.score(sizes, len(nest.validation))
+        pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores, score), norms_of(module)
     about = {
         "labels": list(plan.data.dataset.classes),
         "preprocessing": {"task": type(plan.task).__name__, **(asdict(plan.task) if is_dataclass(plan.task) else {})},
@@ -122,22 +123,28 @@ def push_to_hub(folder: str | Path, repository: str, private: bool = True) -> st
         raise CheckpointError(f"the hub did not take {repository!r}: {str(error).splitlines()[0]}") from None
 
 
-def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> Iterable[tuple[str, dict[str, int]]]:
-    """The full model, and the sizes of the run's search or of its fleet, by name."""
-    space = space_of(plan, None)
-    yield "1", space.largest()
+def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dict[str, int]]:
+    """The full model, the sizes of the run's fleet and the front of its search, by name, the largest first."""
+    whole = space_of(plan, None).largest()
+    method = plan.method if isinstance(plan.method, RaFFMMethod) else RaFFMMethod(metric=metric)
+    found = {"1": whole}
+    for name, device in plan.served.items():
+        if device.size < 1:
+            found[name] = {**whole, **method.shape_for(plan.server, device)}
     searched = run / "search" / "search.json"
     if searched.is_file() and read_json(searched)["ranking"] == metric:
         content = read_json(searched)
-        for each in reversed(front(map(Candidate.from_json, content["finalists"]), content["cost"])):
-            if dict(each.sizes) != space.largest():
-                yield count(each.costs["params"]).replace(" ", ""), dict(each.sizes)
-        return
-    method = plan.method if isinstance(plan.method, RaFFMMethod) else RaFFMMethod(metric=metric)
-    shapes = plan.served
-    for name, device in shapes.items():
-        if device.size < 1:
-            yield name, {**space.largest(), **method.shape_for(plan.server, device)}
+        for each in front(map(Candidate.from_json, content["finalists"]), content["cost"]):
+            if dict(each.sizes) not in found.values():
+                found[_free(count(each.costs["params"]).replace(" ", ""), found)] = dict(each.sizes)
+    params = {name: plan.server.layout.count(judge.selection(sizes)) for name, sizes in found.items()}
+    return dict(sorted(found.items(), key=lambda entry: -params[entry[0]]))
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, or with a number where it is taken."""
+    names = (name if number == 1 else f"{name}-{number}" for number in range(1, len(taken) + 2))
+    return next(each for each in names if each not in taken)
 
 
 def _permuted(judge: Judge) -> Judge:

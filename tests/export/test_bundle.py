@@ -87,6 +87,8 @@ def test_a_script_names_every_input() -> None:
         (("--submodel", "nowhere.json"), "'nowhere.json' is no JSON file of sizes"),
         (("--size", "many"), "there is no fleet 'many'"),
         (("--format", "stock"), "Save it with `save_submodel`"),
+        (("--size", "1, 1/2"), "a file holds one size"),
+        (("--format", "nested", "--size", "1/4"), "leave --size out"),
     ],
 )
 def test_wrong_words_get_an_answer_and_leave_nothing(run: Path, tmp_path: Path, words: tuple[str, ...], error: str) -> None:

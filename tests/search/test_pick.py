@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from commands import QUICK, raffm
+from raffm import Local, load_data, train
 from raffm.errors import RunError
 from raffm.export.runtimes import gap, in_onnx_runtime
 from raffm.models.files import write_json
@@ -74,7 +75,7 @@ def test_latency_is_measured_here_and_estimated_elsewhere(run: Path, tmp_path: P
     there = best_submodel(run, device=str(tmp_path / "device.json"), effort=Effort(6, 2, 1), examples=20)
     for each in there.found.finalists:
         assert each.costs["latency"] == pytest.approx(each.costs["flops"] / 1e6)
-    assert there.found.limits == {"memory": 1e9}
+    assert there.found.limits == {}  # the whole model fits
     said = raffm("search", run, "--device", "xps15", *SHORT, "--out", tmp_path / "pi")
     assert "ms on xps15 (estimated)" in said.stdout
 
@@ -89,7 +90,9 @@ def test_latency_is_measured_here_and_estimated_elsewhere(run: Path, tmp_path: P
         (("--metric", "loud"), "not by 'loud'"),
         (("--space", "nowhere.json"), "'nowhere.json' cannot be read"),
         (("--evaluations", "0"), "evaluations of at least 1"),
-        (("--max-latency-ms", "0.000001"), "no submodel fits"),
+        (("--max-latency-ms", "0.000001"), "above the limit 1e-06 ms"),
+        (("--max-latency-ms", "nan"), "--max-latency-ms is nan; give a number above 0"),
+        (("--examples", "0"), "at least 1 example"),
     ],
 )
 def test_wrong_words_get_an_answer(run: Path, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
@@ -100,8 +103,28 @@ def test_wrong_words_get_an_answer(run: Path, tmp_path: Path, words: tuple[str, 
 
 def test_a_file_that_no_probe_wrote_is_named(tmp_path: Path) -> None:
     write_json(tmp_path / "odd.json", {"name": "mine"})
-    with pytest.raises(Exception, match="was not written by `raffm probe`"):
+    with pytest.raises(RunError, match="was not written by `raffm probe`"):
         target_of(str(tmp_path / "odd.json"))
+    write_json(tmp_path / "still.json", {"name": "mine", "memory": 1e9, "speed": 0})
+    with pytest.raises(RunError, match=r"speed 0\.0; both must be above 0"):
+        target_of(str(tmp_path / "still.json"))
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1, "2M"])
+def test_limits_that_are_no_numbers_above_zero_are_refused(run: Path, limit: float) -> None:
+    with pytest.raises(RunError, match=r"max_params is .*; give a number above 0"):
+        best_submodel(run, max_params=limit)
+
+
+def test_a_run_made_in_python_is_not_taken_for_another(tmp_path: Path) -> None:
+    """What model and data it had, nobody knows: those of the defaults would give other numbers."""
+    data = load_data("digits", clients=4, split="iid")
+    model = trainable("vit-small", "image", 10, (1, 8, 8))
+    train(model, data, method="heterofl", rounds=1, local=Local(steps=1), folder=tmp_path / "own")
+    for words in (("search",), ("evaluate",), ("export",)):
+        said = raffm(*words, tmp_path / "own")
+        assert said.returncode == 2
+        assert "was trained from Python" in said.stderr
 
 
 def test_any_pretrained_classifier_can_be_searched_and_exported(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ def export(
 
     quiet()
     if format == "nested":
+        given = [("--size", size != "1"), ("--submodel", submodel is not None), ("--data", data is not None)]
+        for option in (option for option, is_given in given if is_given):
+            raise ExportError(f"nested holds all sizes of a run in one file: leave {option} out.")
         return _nested(run, out or run / "export" / "nested")
     plan, _ = opened(run, data)
     module, name = _chosen(plan, size, submodel, pick)
@@ -63,13 +66,16 @@ def export(
 def _chosen(plan: Plan, size: str, submodel: Path | None, pick: int | None) -> tuple[nn.Module, str]:
     """The submodel of a file of sizes, or of a size, and what to call it."""
     from raffm.devices.fleet import fleet_of
+    from raffm.errors import ExportError
     from raffm.federate import submodel_of
     from raffm.pick import read_recipe, space_of
     from raffm.search.judge import judge_of
 
     if submodel is None:
-        (tier,) = fleet_of(size).tiers
-        return submodel_of(plan, tier.size), size.strip().replace("/", "_")
+        tiers = fleet_of(size).tiers
+        if len(tiers) > 1:
+            raise ExportError(f"a file holds one size, but --size is {size!r}. For all in one: --format nested.")
+        return submodel_of(plan, tiers[0].size), size.strip().replace("/", "_")
     recipe = read_recipe(submodel, pick)
     module = judge_of(plan, recipe["ranking"]).module(space_of(plan, None).to_sizes(recipe["config"]))
     return module, submodel.stem if pick is None else f"{submodel.stem}-{pick}"

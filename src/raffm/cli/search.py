@@ -54,7 +54,7 @@ def search(
             max_bytes=counted(max_bytes, "--max-bytes"),
             max_flops=counted(max_flops, "--max-flops"),
             max_memory=counted(max_memory, "--max-memory"),
-            max_latency=None if max_latency_ms is None else max_latency_ms / 1000,
+            max_latency=None if max_latency_ms is None else _seconds(max_latency_ms),
             device=device,
             runtime=runtime,  # type: ignore[arg-type]
             metric=metric,
@@ -77,6 +77,14 @@ def search(
     typer.echo(f"\nTo look at: {folder / 'explorer.html'}. The best: {folder / 'best.json'}. As a file for the device:")
     source = "" if data is None else f" --data {data}"
     typer.echo(f"  raffm export {run}{source} --submodel {folder / 'best.json'} --format onnx")
+
+
+def _seconds(milliseconds: float) -> float:
+    from raffm.errors import RunError
+
+    if not 0 < milliseconds < float("inf"):
+        raise RunError(f"--max-latency-ms is {milliseconds!r}; give a number above 0.")
+    return milliseconds / 1000
 
 
 def table(found: Found, device: str | None) -> tuple[list[str], list[list[str]]]:

@@ -36,13 +36,17 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Piece:
-    """A submodel that was tested: the sizes of its groups, what it costs, and its metrics on the test set."""
+    """A submodel that was tested: the sizes of its groups, what it costs, and its metrics on the test set.
+
+    `score` is its main metric on validation examples, by which the best is chosen; None where it is not known.
+    """
 
     name: str
     sizes: Mapping[str, int]
     params: int
     flops: int
     metrics: Mapping[str, float]
+    score: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +74,14 @@ class Nested:
         return known[name]
 
     def best(self, max_params: int) -> Piece:
-        """The size with the best main metric among those with at most so many parameters."""
+        """Of the sizes with at most so many parameters the one with the best score, or where none is known the largest."""
         fitting = [piece for piece in self.pieces if piece.params <= max_params]
         if not fitting:
             least = min(piece.params for piece in self.pieces)
             raise BudgetError(f"no size has at most {max_params:,} parameters; the smallest has {least:,}.")
-        return max(fitting, key=lambda piece: (next(iter(piece.metrics.values())), -piece.params))
+        if any(piece.score is None for piece in fitting):
+            return max(fitting, key=lambda piece: piece.params)
+        return max(fitting, key=lambda piece: (piece.score, -piece.params))
 
     def submodel(self, name: str | None = None, *, max_params: int | None = None) -> nn.Module:
         """The submodel of a size, or the best with at most so many parameters, ready to run; by default the largest."""

@@ -97,7 +97,11 @@ class Found:
         """The best within the limits."""
         found = best(self.finalists, self.limits, self.cost)
         if found is None:
-            raise BudgetError(f"none of the {len(self.finalists)} finalists keeps {worded(self.limits)} when it is measured.")
+            raise BudgetError(
+                f"none of the {len(self.finalists)} finalists keeps {worded(self.limits)} when measured: the fastest takes"
+                f" {_in_words('latency', min(each.costs['latency'] for each in self.finalists))}. Raise the limit, or look at "
+                "more finalists (--finalists)."
+            )
         return found
 
 
@@ -138,14 +142,19 @@ def _refuse_too_small(prices: Prices, space: Space, limits: Mapping[str, float])
     for kind, limit in limits.items():
         if least[kind] > limit:
             raise BudgetError(
-                f"no submodel fits: the smallest of the space has {kind} {least[kind]:,.6g}, above the limit {limit:,.6g}. "
+                f"no submodel fits: the smallest of the space has {kind} {_in_words(kind, least[kind])}, above the limit "
+                f"{_in_words(kind, limit)}. "
                 "Raise the limit, or give a space with smaller sizes (--space)."
             )
 
 
 def worded(limits: Mapping[str, float]) -> str:
     """Limits in words."""
-    return " and ".join(f"{kind} at most {limit:,.6g}" for kind, limit in limits.items()) or "no limit"
+    return " and ".join(f"{kind} at most {_in_words(kind, limit)}" for kind, limit in limits.items()) or "no limit"
+
+
+def _in_words(kind: str, cost: float) -> str:
+    return f"{1000 * cost:,.6g} ms" if kind == "latency" else f"{cost:,.6g}"
 
 
 # -- breeding and judging ------------------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ def judge_of(plan: Plan, metric: str | None = None, few: int = 512, seed: int = 
 
     Where no validation examples were held out, training examples judge.
     """
+    if few < 1:
+        raise RunError(f"submodels are judged on at least 1 example, not on {few!r}.")
     metric = metric or own_metric(plan)
     validation = plan.data.dataset.validation or plan.data.dataset.train
     return Judge(plan, ranking_of(plan, metric), validation, min(few, len(validation)), seed)

@@ -50,11 +50,15 @@ class Log:
     def _read(self, path: Path, about: Mapping[str, Any]) -> None:
         text = path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
-        lines = [json.loads(line) for line in whole.splitlines()]
-        if not lines or lines[0] != json.loads(json.dumps(about)):
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+        except json.JSONDecodeError as error:
+            raise CheckpointError(f"{str(path)!r} is damaged: {error}. Give another --out, or delete it.") from None
+        begun, asked = (lines[0] if lines else {}), json.loads(json.dumps(about))
+        if begun != asked:
+            differing = sorted(key for key in {*begun, *asked} if begun.get(key) != asked.get(key))
             raise CheckpointError(
-                f"{str(path)!r} is the log of another search (model, space, examples or seed differ). Give another --out, or "
-                "delete it."
+                f"{str(path)!r} is the log of another search: {', '.join(differing)} differ. Give another --out, or delete it."
             )
         if whole != text:
             path.write_text(whole, encoding="utf-8")

@@ -41,7 +41,7 @@ SEEDS = (0, 1, 2)
 SIDES = ("search", "random")
 USED = 0.8
 BATCH = {"cuda": 5000, "cpu": 64}
-WORKERS = {"cuda": 2, "cpu": 2}
+WORKERS = 2
 SEEN = 2500
 """Test examples that were looked at while the search was made; the comparison uses others."""
 RESAMPLES = 10_000
@@ -118,7 +118,7 @@ def _picked(judge: Judge, space: Space, share: float, side: str, scale: Scale) -
     """The best within a share of the parameters that one side finds."""
     prices = Prices(judge, space, ("params",))
     limits = {"params": share * judge.plan.server.layout.count(Selection())}
-    effort = Effort(scale.evaluations, scale.finalists, workers=WORKERS[_device(judge.plan)])
+    effort = Effort(scale.evaluations, scale.finalists, workers=WORKERS)
     if side == "search":
         return find(judge, space, prices, limits, effort, is_timed=False).best
     judged = list(_random(judge, space, prices, limits, scale))

@@ -151,10 +151,14 @@ def best_submodel(
     picked = Picked(found, judge, metric)
     if folder is not None:
         picked.save(folder)
-        search = read_json(folder / "search.json")
-        command = command_for(Path(run), folder / "search.json", data)
-        write_file(folder / "explorer.html", explorer_page(search, command).encode())
+        _write_page(folder, Path(run), data)
     return picked
+
+
+def _write_page(folder: Path, run: Path, data: str | None) -> None:
+    """The page that shows a search."""
+    command = command_for(run, folder / "search.json", data)
+    write_file(folder / "explorer.html", explorer_page(read_json(folder / "search.json"), command).encode())
 
 
 def _limit(kind: str, given: float) -> float:

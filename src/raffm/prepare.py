@@ -84,9 +84,10 @@ def opened(place: Path, data: str | None = None, sizes: tuple[float, ...] = ()) 
 
 def tokenizer_at(place: Path) -> Any:
     """What a run's texts, or those of a pretrained model, are read with; loaded when it is used."""
-    is_run = (place / "checkpoint").is_dir()
-    settings = read_settings(checkpoint.load(place / "checkpoint", identity=None).results.run) if is_run else None
-    return _tokenizer(str(place) if settings is None else settings.data.tokenizer or settings.model.name)
+    if not (place / "checkpoint").is_dir():
+        return _tokenizer(str(place))
+    settings = read_settings(read_json(place / "checkpoint" / "results.json")["run"])  # no weights are read for it
+    return _tokenizer(settings.data.tokenizer or settings.model.name)
 
 
 def _refuse_another_head(name: str, dataset: Dataset) -> None:

@@ -43,17 +43,18 @@ def export(
 
     quiet()
     if format == "nested":
-        given = [("--size", size != "1"), ("--submodel", submodel is not None), ("--data", data is not None)]
-        for option in (option for option, is_given in given if is_given):
-            raise ExportError(f"nested holds all sizes of a run in one file: leave {option} out.")
+        given = {"--size": size != "1", "--submodel": submodel is not None, "--data": data is not None}
+        if any(given.values()):
+            words = ", ".join(option for option, is_given in given.items() if is_given)
+            raise ExportError(f"nested holds all sizes of a run in one file: leave {words} out.")
         return _nested(run, out or run / "export" / "nested")
     plan, _ = opened(run, data)
     module, name = _chosen(plan, size, submodel, pick)
     folder = out or (run if run.is_dir() else Path()) / "export" / f"{format}-{name}"
     if folder.exists() and any(folder.iterdir()):
         raise ExportError(f"{str(folder)!r} is not empty. Give another --out.")
-    words = {"most_lost": most_lost, "is_timed": is_timed, "tokenizer": tokenizer_at(run)}
-    made = write_bundle(module, plan.task, plan.data.dataset, folder, format, dynamic, **words)  # type: ignore[arg-type]
+    more = {"most_lost": most_lost, "is_timed": is_timed, "tokenizer": tokenizer_at(run)}
+    made = write_bundle(module, plan.task, plan.data.dataset, folder, format, dynamic, **more)  # type: ignore[arg-type]
     rows(*table(made))
     if made.in_torch is not None and made.in_runtime is not None:
         costs = [["torch", *made.in_torch.words], ["this file", *made.in_runtime.words]]

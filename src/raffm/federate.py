@@ -106,15 +106,18 @@ def load_data(
     image_size: int | None = None,
     tokenizer: Any = None,
     max_length: int = 128,
+    is_written: bool = False,
     **parameters: Any,
 ) -> Federation:
     """A data set divided among clients.
 
     `source`: "digits", a set in `$RAFFM_DATA`, a file, a folder, or a Hugging Face name. `split`: "iid",
     "dirichlet-balanced" or "dirichlet" (with `alpha`), "shards" (`classes_per_client`), "k-shot" (`k`) or "column".
-    A share `validation` of the training examples is held out first. Texts need a `tokenizer`.
+    A share `validation` of the training examples is held out first. Texts need a `tokenizer`;
+    `is_written`: questions are answered in the model's own words.
     """
-    dataset = load(source, columns=columns, image_size=image_size, tokenizer=tokenizer, max_length=max_length)
+    texts = {"tokenizer": tokenizer, "max_length": max_length, "is_written": is_written}
+    dataset = load(source, columns=columns, image_size=image_size, **texts)
     dataset = hold_out(dataset, validation, seed)
     return Federation(dataset, split_cached(dataset, clients, split, seed, **parameters))
 

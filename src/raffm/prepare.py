@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from raffm.data import glue
+from raffm.data.answers import SpanAnswers, WrittenAnswers
 from raffm.data.examples import Dataset, Examples, Federation
 from raffm.data.sources import Columns, load
 from raffm.data.task import ImageClassification, LanguageModelling, Task, TextClassification, TextRegression, kind_of
@@ -25,7 +26,7 @@ from raffm.methods import EVERY, method_of
 from raffm.methods.method import Method
 from raffm.models.files import read_json
 from raffm.models.labelled import Labelled
-from raffm.models.load import place_of, trainable
+from raffm.models.load import WRITERS, has_decoder, place_of, trainable
 from raffm.models.lora import with_lora
 from raffm.rounds import checkpoint
 from raffm.rounds.checkpoint import Saved
@@ -218,6 +219,7 @@ def _reading(settings: Settings) -> dict[str, Any]:
         "image_size": data.image_size or None,
         "tokenizer": _tokenizer(data.tokenizer or settings.model.name),
         "max_length": data.max_length,
+        "is_written": has_decoder(settings.model.name),
     }
 
 
@@ -255,7 +257,7 @@ def model_for(settings: Settings, dataset: Dataset) -> Any:
     """The model, with a head for the data set's classes."""
     kind = kind_of(dataset)
     shape = dataset.train.inputs["pixel_values"].shape[1:] if kind == "image" else ()
-    classes = len(_reading(settings)["tokenizer"]) if kind == "language" else len(dataset.classes)
+    classes = len(_reading(settings)["tokenizer"]) if kind in WRITERS else len(dataset.classes)
     model = trainable(settings.model.name, kind, classes, tuple(shape), settings.seed, settings.model.config)
     _refuse_long(model, dataset)
     if settings.lora.rank:
@@ -276,9 +278,12 @@ def _refuse_long(model: Any, dataset: Dataset) -> None:
 
 def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
     """Texts, or images with the normalisation that is given, that the model was pretrained with, or that is usual."""
-    if kind_of(dataset) == "language":
+    kind = kind_of(dataset)
+    if kind == "language":
         return LanguageModelling()
-    if kind_of(dataset) == "text":
+    if kind in ("span", "written"):
+        return (SpanAnswers if kind == "span" else WrittenAnswers)(questions=dataset.questions)
+    if kind == "text":
         return _text_task(settings.data.source, dataset)
     data = settings.data
     channels, _, side = dataset.train.inputs["pixel_values"].shape[1:]

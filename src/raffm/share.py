@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from raffm.data.task import stated
 from raffm.elastic import RaFFM
 from raffm.errors import CheckpointError, ExportError
 from raffm.libraries import library
@@ -82,7 +83,7 @@ def share(run: str | Path, folder: str | Path, metric: str | None = None) -> Nes
         pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores, score), norms_of(module)
     about = {
         "labels": list(plan.data.dataset.classes),
-        "preprocessing": {"task": type(plan.task).__name__, **(asdict(plan.task) if is_dataclass(plan.task) else {})},
+        "preprocessing": stated(plan.task),
         "method": plan.method.name,
         "ranking": metric,
         "data": plan.data.dataset.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raffm.errors import DataError
+
+if TYPE_CHECKING:
+    from raffm.data.questions import Questions
 
 Integers = NDArray[np.int64]
 
@@ -62,7 +66,11 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What a source gives. `owners` holds, for a natural split, whose every example is: (train, test) integers."""
+    """What a source gives.
+
+    `owners` holds, for a natural split, whose every example is: (train, test) integers. `questions` are those that the
+    examples ask, where answers are learnt.
+    """
 
     name: str
     train: Examples
@@ -70,6 +78,7 @@ class Dataset:
     classes: tuple[str, ...]
     validation: Examples | None = None
     owners: tuple[Integers, Integers] | None = None
+    questions: Questions | None = None
 
     def __post_init__(self) -> None:
         for part, examples in (("training", self.train), ("test", self.test), ("validation", self.validation)):

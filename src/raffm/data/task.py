@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -28,7 +28,10 @@ class Batch:
 
 
 class Task(Protocol):
-    """Five functions; bring your own for another model, loss or metric. None of them may wait for the device."""
+    """Five functions; bring your own for another model, loss or metric. None of them may wait for the device.
+
+    Where more is asked of a model than in training, such as to write, a sixth says it: `predict(module, batch)`.
+    """
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """An integer table (*shape, k) that says how each example is augmented; k may be 0."""
@@ -187,9 +190,23 @@ class LanguageModelling(TextClassification):
         return {"accuracy": hits, "perplexity": math.exp(min(-likely, 700.0))}
 
 
+def predicted_by(task: Task, module: nn.Module, batch: Batch) -> Tensor:
+    """What a model says when it is tested: a row for every example, all rows of one length."""
+    said: Tensor = getattr(task, "predict", task.forward)(module, batch)
+    return said
+
+
+def stated(task: Task) -> dict[str, Any]:
+    """A task in plain values: its kind and its fields, but for those that it does not show, such as tables of texts."""
+    shown: list[str] = [field.name for field in fields(task) if field.repr] if is_dataclass(task) else []
+    return {"task": type(task).__name__, **{name: getattr(task, name) for name in shown}}
+
+
 def kind_of(dataset: Dataset) -> Kind:
-    """Whether a data set holds images, texts with one label each, or texts to learn a language from."""
+    """What a data set is for: images or texts with one label each, questions, or texts to learn a language from."""
     inputs = dataset.train.inputs
+    if dataset.questions is not None:
+        return "written" if dataset.questions.spans is None else "span"
     if "pixel_values" in inputs:
         return "image"
     if "input_ids" in inputs:

@@ -48,9 +48,9 @@ def tokenised(
         if others is not None and "token_type_ids" in encoded:
             kinds.append(np.fromiter(chain.from_iterable(encoded["token_type_ids"]), np.int64))
     counts = np.array(lengths, np.int64)
-    found = {"input_ids": _padded(np.concatenate(ids), counts, tokenizer.pad_token_id or 0)}
+    found = {"input_ids": padded(np.concatenate(ids), counts, tokenizer.pad_token_id or 0)}
     if kinds:
-        found["token_type_ids"] = _padded(np.concatenate(kinds), counts, 0)
+        found["token_type_ids"] = padded(np.concatenate(kinds), counts, 0)
     return {**found, "lengths": torch.from_numpy(counts.clip(min=1))}
 
 
@@ -93,7 +93,8 @@ def _encoded(
     return found
 
 
-def _padded(ids: Integers, lengths: Integers, padding: int) -> Tensor:
+def padded(ids: Integers, lengths: Integers, padding: int) -> Tensor:
+    """A table of texts (int32), from all their ids one after the other, and how many each has."""
     table = np.full((len(lengths), max(1, int(lengths.max()))), padding, np.int32)
     table[np.arange(table.shape[1]) < lengths[:, None]] = ids
     return torch.from_numpy(table)

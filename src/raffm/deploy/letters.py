@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +26,8 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import extract, moves
 from raffm.algebra.selection import Selection
-from raffm.data.task import ImageClassification, Task, TextClassification, TextRegression
+from raffm.data.answers import SpanAnswers, WrittenAnswers
+from raffm.data.task import ImageClassification, LanguageModelling, Task, TextClassification, TextRegression, stated
 from raffm.errors import RunError, UpdateError
 from raffm.methods import described
 from raffm.methods.method import Client, Held, Share
@@ -145,21 +146,23 @@ def digest_of(arrays: Arrays) -> str:
     return found.hexdigest()
 
 
-TASKS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in (ImageClassification, TextClassification, TextRegression)}
+OURS = (ImageClassification, TextClassification, TextRegression, LanguageModelling, SpanAnswers, WrittenAnswers)
+
+TASKS: Mapping[str, type[Any]] = {kind.__name__: kind for kind in OURS}
 """The tasks that can be described by their fields."""
 
 
 def task_described(task: Task) -> dict[str, Any]:
     """A task in plain values; one of the user's own by its name alone: its nodes must bring it."""
-    return {"kind": type(task).__name__, **(asdict(task) if type(task).__name__ in TASKS and is_dataclass(task) else {})}
+    return stated(task) if type(task).__name__ in TASKS else {"task": type(task).__name__}
 
 
 def task_from(content: Mapping[str, Any]) -> Task:
     """The task that was described."""
-    if content["kind"] not in TASKS:
-        raise RunError(f"the task {content['kind']!r} is not one of ours: give the node the task itself.")
+    if content["task"] not in TASKS:
+        raise RunError(f"the task {content['task']!r} is not one of ours: give the node the task itself.")
     lists = {key: tuple(entry) for key, entry in content.items() if isinstance(entry, list)}
-    task: Task = TASKS[content["kind"]](**{key: entry for key, entry in {**content, **lists}.items() if key != "kind"})
+    task: Task = TASKS[content["task"]](**{key: entry for key, entry in {**content, **lists}.items() if key != "task"})
     return task
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from raffm.data.examples import Dataset, Examples
-from raffm.data.task import Batch, Task
+from raffm.data.task import Batch, Task, stated
 from raffm.errors import ExportError
 from raffm.export.footprint import Footprint, footprint, footprint_of
 from raffm.export.runtimes import Run, gap, in_onnx_runtime, in_openvino, in_torch
@@ -165,8 +165,7 @@ def params_of(module: nn.Module) -> int:
 
 def _describe(bundle: Bundle, task: Task, dataset: Dataset, folder: Path) -> None:
     write_json(folder / "labels.json", {"labels": list(dataset.classes)})
-    kind = type(task).__name__
-    write_json(folder / "preprocessing.json", {"task": kind, **(asdict(task) if is_dataclass(task) else {})})
+    write_json(folder / "preprocessing.json", stated(task))
     write_json(folder / "export.json", {**asdict(bundle), "folder": bundle.folder.name})
     (folder / "README.md").write_text(card(bundle, dataset), encoding="utf-8")
 

@@ -94,16 +94,27 @@ def models_folder() -> Path:
     return Path(os.environ.get("RAFFM_MODELS", "models"))
 
 
-Kind = Literal["image", "text", "language"]
-"""What a classifier looks at; or that texts are written."""
+Kind = Literal["image", "text", "language", "span", "written"]
+"""What a classifier looks at; that texts are written; or how questions are answered."""
 
 _AUTO: Mapping[Kind, str] = {
     "image": "AutoModelForImageClassification",
     "text": "AutoModelForSequenceClassification",
     "language": "AutoModelForCausalLM",
+    "span": "AutoModelForQuestionAnswering",
+    "written": "AutoModelForSeq2SeqLM",
 }
 
-_DOES: Mapping[Kind, str] = {"image": "classifies images", "text": "classifies texts", "language": "writes texts"}
+_DOES: Mapping[Kind, str] = {
+    "image": "classifies images",
+    "text": "classifies texts",
+    "language": "writes texts",
+    "span": "finds answers in texts",
+    "written": "writes answers",
+}
+
+WRITERS: tuple[Kind, ...] = ("language", "written")
+"""Their classes are tokens."""
 
 
 def trainable(
@@ -146,7 +157,7 @@ def _told_of(changes: Mapping[str, Any]) -> Iterator[None]:
 def _tiny_classifier(family: str, kind: Kind, classes: int, shape: tuple[int, ...], changes: Mapping[str, Any]) -> nn.Module:
     """The classifier of a family with its tiny config: `gpt2:tiny` itself writes."""
     about = tables.shipped(family).tiny
-    fitting = {"vocab_size": classes} if kind == "language" else _fitting(family, classes, shape)
+    fitting = {"vocab_size": classes} if kind in WRITERS else _fitting(family, classes, shape)
     content = {**about["config"], **fitting, **changes}
     if family == "raffm_resnet":
         return _resnet(content)
@@ -199,7 +210,7 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
     try:
         loaded, about = getattr(transformers, _AUTO[kind]).from_pretrained(
             name,
-            **({} if kind == "language" else {"num_labels": classes}),
+            **({} if kind in WRITERS else {"num_labels": classes}),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             trust_remote_code=False,
@@ -214,7 +225,7 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
     if any(".lora_" in str(key) for key in about["unexpected_keys"]):
         raise CheckpointError(f"{name!r} holds adapters beside its weights: `RaPEFT.load_ckpt` reads them.")
     _refuse_mismatches(name, loaded, about["mismatched_keys"])
-    if kind == "language" and loaded.get_input_embeddings().num_embeddings < classes:
+    if kind in WRITERS and loaded.get_input_embeddings().num_embeddings < classes:
         known = loaded.get_input_embeddings().num_embeddings
         raise CheckpointError(
             f"the tokenizer has {classes:,} tokens, but {name!r} knows {known:,}. Give its own: data.tokenizer."
@@ -229,6 +240,24 @@ def _refuse_mismatches(name: str, model: Any, mismatched: Any) -> None:
     inside = [key for key in odd if key.startswith(f"{model.base_model_prefix}.")]
     if inside:
         raise CheckpointError(f"the weights in {name!r} do not fit their config: `{inside[0]}` has another shape there.")
+
+
+def has_decoder(name: str) -> bool:
+    """Whether a model reads with an encoder and writes with a decoder, as T5 does."""
+    if name in ("vit-small", "resnet18"):
+        return False
+    if name.endswith(":tiny"):
+        family = name.removesuffix(":tiny")
+        return family in tables.families() and str(tables.shipped(family).tiny.get("class")).endswith("ConditionalGeneration")
+    path = Path(place_of(name)) / "config.json"
+    if path.is_file():
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("is_encoder_decoder"))
+    import transformers
+
+    try:
+        return bool(transformers.AutoConfig.from_pretrained(name, trust_remote_code=False).is_encoder_decoder)
+    except (OSError, ValueError):  # said when the model is loaded
+        return False
 
 
 def config_of_type(name: str) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raffm.data.examples import Examples
+from raffm.data.task import predicted_by
 from raffm.methods.method import Share
 from raffm.models.moments import Moments, batch_norms, calibrate, moments, pooled
 from raffm.rounds.plan import Plan
@@ -103,13 +104,15 @@ def _moments(plan: Plan, module: nn.Module, several: Sequence[Tensor]) -> dict[s
 
 
 def outputs_of(plan: Plan, module: nn.Module, examples: Examples) -> Tensor:
-    """What a module says to all examples, in their order."""
-    return _outputs(plan, module, examples, torch.split(torch.arange(len(examples)), plan.evaluating.batch))
+    """What a module says to all examples, in their order; texts of one length share a batch, so that little is padded."""
+    lengths = examples.inputs.get("lengths")
+    order = torch.arange(len(examples)) if lengths is None else lengths.cpu().argsort(stable=True)
+    return _outputs(plan, module, examples, torch.split(order, plan.evaluating.batch))
 
 
 def _outputs(plan: Plan, module: nn.Module, examples: Examples, batches: Sequence[Tensor]) -> Tensor:
     """What a module says to all examples, batch by batch, in the order of the examples."""
-    said = torch.cat([plan.task.forward(module, plan.task.batch(examples, picks)).float() for picks in batches]).cpu()
+    said = torch.cat([predicted_by(plan.task, module, plan.task.batch(examples, picks)).float() for picks in batches]).cpu()
     return said[torch.cat(list(batches)).argsort()]
 
 

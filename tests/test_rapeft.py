@@ -19,8 +19,8 @@ def elastic(name: str = "bert", **rest: object) -> RaPEFT:
     return RaPEFT(named(name).build(), rank=4, ranks=(4, 2, 1), **rest)  # type: ignore[arg-type]
 
 
-def test_the_published_names_give_real_submodels_with_their_adapters() -> None:
-    """D-RA11: the published path raises a NameError."""
+def test_d_ra11_the_published_names_give_real_submodels_with_their_adapters() -> None:
+    """Published: the path raises a NameError."""
     made = elastic()
     inputs = named("bert").inputs(made.model)
     for module, params, config in (made.random_peft_model(seed=1), made.smallest_peft_model()):

@@ -1,5 +1,6 @@
 """Two texts an example, numbers as labels, and the metrics of GLUE."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from raffm.data.sources import Columns, load
 from raffm.data.splits import hold_out, split
 from raffm.data.task import TextClassification, TextRegression
 from raffm.errors import DataError
-from raffm.prepare import plan_of
+from raffm.prepare import plan_of, reopened
+from raffm.rounds.predict import outputs_of
 from raffm.settings import read_settings
 
 
@@ -49,8 +51,8 @@ def test_numbers_are_labels_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:A single label")
 @given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3), st.integers(0, 1)), min_size=2, max_size=30))
-def test_metrics_are_those_of_the_libraries(rows: list[tuple[float, float, int]]) -> None:
-    """D-RA25: the class is the largest logit, not what is above a half."""
+def test_d_ra25_metrics_are_those_of_the_libraries(rows: list[tuple[float, float, int]]) -> None:
+    """Published: CoLA's class is whether a raw logit is above a half; here it is that of the largest."""
     outputs, labels = torch.tensor([row[:2] for row in rows]), torch.tensor([row[2] for row in rows])
     said = outputs.argmax(1).numpy()
     found = named_metrics(("matthews", "f1", "accuracy"), outputs, labels)
@@ -70,8 +72,8 @@ def test_a_metric_that_there_is_not_is_named() -> None:
         named_metrics(("bleu",), torch.zeros(2, 2), torch.zeros(2))
 
 
-def test_tasks_are_found_by_name(tmp_path: Path) -> None:
-    """D-RA23: every task that the script handles can be asked for."""
+def test_d_ra23_tasks_are_found_by_name(tmp_path: Path) -> None:
+    """Published: the parser knows few of the tasks that its script handles."""
     assert {name: task_name(f"nyu-mll/glue:{name}") for name in METRICS} == {name: name for name in METRICS}
     assert task_name("glue_small/cola") == "cola"
     assert task_name("ag_news") is None
@@ -83,10 +85,10 @@ def test_tasks_are_found_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "labels", "metric"), [("mrpc", [0, 1] * 12, "f1"), ("stsb", [0.5, 4.5] * 12, "pearson")])
-def test_a_task_is_trained_and_judged_by_its_own_metric(
+def test_d_ra10_a_task_is_trained_and_the_servers_model_judged_by_its_own_metric(
     task: str, labels: list[object], metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D-RA10: what is judged is the server's model, by a metric with a name, and higher is better."""
+    """Published: the last client's model is judged, and by its loss, of which the greatest is the best."""
     monkeypatch.setenv("RAFFM_DATA", str(tmp_path))
     monkeypatch.setenv("RAFFM_CACHE", str(tmp_path / "cache"))
     pairs(tmp_path / "glue_small" / task, labels)
@@ -98,6 +100,12 @@ def test_a_task_is_trained_and_judged_by_its_own_metric(
     assert metric in (folder / "metrics.csv").read_text().splitlines()[0] or metric in said.stdout
     data = {"source": task, "tokenizer": str(tmp_path / "words"), "clients": 2}
     settings = read_settings({"model": {"name": "bert:tiny"}, "data": data})
+    plan, _ = reopened(folder)
+    test = plan.data.dataset.test
+    said_by_server = plan.task.metrics(outputs_of(plan, plan.server.model.eval(), test), test.labels)
+    judged = json.loads((folder / "results.json").read_text())["evaluations"][-1]["sizes"]["1"]["test"]
+    assert next(iter(judged)) == metric
+    assert judged[metric] == pytest.approx(said_by_server[metric], abs=1e-6)
     plan = plan_of(settings)
     assert type(plan.task) is (TextRegression if task == "stsb" else TextClassification)
     assert plan.task.named[0] == metric  # type: ignore[attr-defined]

@@ -188,16 +188,8 @@ def test_a_model_writes_what_its_library_generates_and_its_loss_is_the_librarys(
 def test_questions_are_learnt_by_the_command_line(tmp_path: Path, kind: str) -> None:
     words(tmp_path / "words", kind)
     source, tokenizer = str(table(tmp_path / "data")), str(tmp_path / "words")
-    given_ = [
-        "--set",
-        f"data.tokenizer={tokenizer}",
-        "--set",
-        "data.validation=0",
-        "--set",
-        "data.max_length=20",
-        "--set",
-        "local.steps=2",
-    ]
+    settings = (f"data.tokenizer={tokenizer}", "data.validation=0", "data.max_length=20", "local.steps=2")
+    given_ = [part for setting in settings for part in ("--set", setting)]
     done = raffm(
         *("train", "--model", f"{kind}:tiny", "--data", source, "--split", "column", "--rounds", "1", "--fleet", "1:1, 1/4:1"),
         *(*given_, "--folder", str(tmp_path / "run")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from methods.runs import ALL, FAMILIES, NAMES, labelled, plan_of
 from raffm.algebra.mask import Mask
+from raffm.data.task import TextClassification
 from raffm.errors import RunError
 from raffm.federate import backend_of
 from raffm.methods.fiarse import factors
@@ -189,6 +191,25 @@ def test_fading_is_the_rule_of_fiarse(seed: int, limit: float, aware: bool) -> N
     moved = values + 1
     flat.keep_faded(moved, values, limits)
     assert torch.equal(moved, torch.cat([torch.where(kept.bool(), first + 1, first), second + 1]))
+
+
+def test_all_steps_of_a_client_have_one_shape_and_clients_with_texts_as_long_share_their_place() -> None:
+    plan = replace(plan_of("bert", "heterofl", "1", labels=[ALL] * 3, local=LOCALS["sgd"]), task=TextClassification(multiple=1))
+    lengths, own = plan.data.dataset.train.inputs["lengths"], [plan.data.split.train[client] for client in range(3)]
+    lengths.fill_(3)
+    for client, longest in enumerate((5, 8, 5)):
+        lengths[own[client][-1]] = longest
+    orders = plan.orders(0, range(3))
+    lane, places = Lane(plan, orders[0], learn_of(plan, orders[0])[1], Style()), []
+    lane.fill_steps = 1
+    for order in orders:
+        lane.load(order, *learn_of(plan, order))
+        lane.fill(0)
+        places.append(lane.where())
+        for step in range(1, lane.steps):
+            lane.fill(step)
+            assert lane.where() == places[-1]
+    assert places[0] == places[2] != places[1]
 
 
 # -- the backend -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from raffm.settings import Settings
 
 
+OWNED = {"squad": "squad", "shakespeare": "tiny_shakespeare"}
+"""Tasks whose examples have owners, articles and speakers: these are the clients unless another split is asked for."""
+
+
 def train(
     run: Annotated[Path | None, typer.Argument(help="A TOML file with the settings of the run; flags win over it.")] = None,
     method: Annotated[str | None, typer.Option(help="raffm, fiarse, heterofl, ...: see docs/methods. [raffm]")] = None,
@@ -27,7 +31,9 @@ def train(
         str | None,
         typer.Option(help="digits, a set in $RAFFM_DATA, a file, a folder, or a Hugging Face name. [default: digits]"),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="A task of GLUE: cola, sst2, mrpc, stsb, rte, qqp, qnli, mnli, wnli")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="A task of GLUE (cola, sst2, mrpc, ...), ag_news, squad or shakespeare.")
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="iid, dirichlet-balanced, dirichlet, shards, k-shot or column. [default: iid]")
     ] = None,
@@ -66,7 +72,7 @@ def train(
         "method": method,
         "model.name": model,
         "data.source": _source(task, data),
-        "data.split": split,
+        "data.split": "column" if split is None and task in OWNED else split,
         "data.clients": clients,
         "fleet.tiers": fleet,
         "rounds": rounds,
@@ -86,11 +92,12 @@ def _source(task: str | None, data: str | None) -> str | None:
 
     if task is None:
         return data
-    if task not in METRICS:
-        raise RunError(f"there is no task {task!r}. The tasks are: {', '.join(METRICS)}.")
+    known = {**{name: name for name in METRICS}, "ag_news": "ag_news", **OWNED}
+    if task not in known:
+        raise RunError(f"there is no task {task!r}. The tasks are: {', '.join(known)}.")
     if data is not None:
         raise RunError("--task says which data are meant. Leave out --data.")
-    return task
+    return known[task]
 
 
 def published(content: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from raffm.libraries import library
 Values = NDArray[Any]
 
 PARTS = ("train", "validation", "test")
+HUB = {"squad": "rajpurkar/squad_v2", "ag_news": "fancyzhx/ag_news"}  # what Hugging Face calls well-known sets
 CHUNK = 1000  # rows that are decoded or tokenised at once
 
 
@@ -61,7 +62,7 @@ def opened(source: str) -> dict[str, Rows]:
     if source in glue.METRICS:
         source = glue.source_of(source, data_folder())
     places = [data_folder() / source, Path(source)]
-    parts = next((found for place in places if (found := _found(place))), None) or _from_hub(source)
+    parts = next((found for place in places if (found := _found(place))), None) or _from_hub(HUB.get(source, source))
     if "train" not in parts:
         raise DataError(f"the source {source!r} has no part named 'train', only: {', '.join(parts)}.")
     for rows in parts.values():

@@ -113,9 +113,10 @@ class ImageClassification(Classification):
 
 @dataclass(frozen=True)
 class TextClassification(Classification):
-    """Token ids with one label each. Batches are as long as their longest text, rounded up to `multiple` tokens.
+    """Token ids with one label each. Batches are as long as their longest text, rounded up to a few lengths.
 
-    `named` are the metrics that count, the most important first; accuracy and F1 by default.
+    These are multiples of `multiple` tokens, of which long ones are more apart: at most eight between a number and its
+    double. `named` are the metrics that count, the most important first; accuracy and F1 by default.
     """
 
     multiple: int = 8
@@ -136,7 +137,7 @@ class TextClassification(Classification):
         """
         lengths = examples.inputs["lengths"][picks.to(examples.inputs["lengths"].device)]
         stored = examples.inputs["input_ids"]
-        longest = min(-(-int(lengths.max()) // self.multiple) * self.multiple, stored.shape[1])
+        longest = min(_bucket(int(lengths.max()), self.multiple), stored.shape[1])
         picks = picks.to(stored.device)
         ids = stored[picks, :longest].long()
         mask = torch.arange(longest, device=stored.device) < lengths.to(stored.device)[:, None]
@@ -235,6 +236,12 @@ def classification_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
         "f1_macro": float(by_class.sum() / np.count_nonzero(support + named)),
         "f1_weighted": float((by_class * support).sum() / support.sum()),
     }
+
+
+def _bucket(length: int, multiple: int) -> int:
+    """The next length of those that batches have."""
+    step = max(multiple, 1 << max(0, (length - 1).bit_length() - 4))
+    return -(-length // step) * step
 
 
 @lru_cache(maxsize=64)

@@ -60,11 +60,10 @@ TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 
 @dataclass(eq=False)
 class Track:
-    """A lane, and the graph of its step for inputs that lie in a certain place."""
+    """A lane, and the graphs of its step, by where its inputs lie: texts of every length have their own."""
 
     lane: Lane
-    graph: torch.cuda.CUDAGraph | None = None
-    where: object = None
+    graphs: dict[object, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
 @dataclass
@@ -274,11 +273,12 @@ class Captured:
             stream.wait_stream(self._main)
             lane.load(task.order, task.held, task.learn)
             filled = lane.fill(0)
-            if track.graph is None or track.where != lane.where():
+            if lane.where() not in track.graphs:
                 self._capture(task, kind, track)
                 if kind.refused:
                     return
                 self._again(task, lane)
+        graph = track.graphs[lane.where()]
         with seeded(self._plan, task.order) if kind.draws else nullcontext():
             for begin in range(0, lane.steps, BURST):
                 end = min(begin + BURST, lane.steps)
@@ -286,7 +286,7 @@ class Captured:
                     for step in range(begin, end):
                         if step == filled:
                             filled += lane.fill(step)
-                        track.graph.replay()  # type: ignore[union-attr]
+                        graph.replay()
                 yield end
 
     def _merged(self, running: Running, tally: Tally) -> Outcome:
@@ -317,15 +317,15 @@ class Captured:
         _make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
         kind.draws = source.get_offset() != drawn
         try:
-            track.graph = _recorded(lane, collector)
+            graph = _recorded(lane, collector)
         except RuntimeError as error:
             if _is_full(error):
                 raise
             self._refuse(kind, "it cannot be captured", str(error).splitlines()[0])
             return
-        track.where = lane.where()
+        track.graphs[lane.where()] = graph
         self._again(task, lane)
-        apart = max(_replayed(lane, track.graph, before, after) for before, after in pairwise(plain))
+        apart = max(_replayed(lane, graph, before, after) for before, after in pairwise(plain))
         if not apart <= TOLERANCE[self._style.precision]:  # not a number is no agreement
             self._refuse(kind, "a captured step differs from the plain one", f"by {apart:.1e} of its length")
 

@@ -166,6 +166,7 @@ class Lane:
         batch = self.plan.task.batch(self.plan.data.dataset.train, torch.zeros(local.batch, dtype=torch.int64))
         bytes_of_step = sum(tensor.numel() * tensor.element_size() for tensor in batch.inputs.values())
         self.fill_steps = max(1, FILL // max(1, bytes_of_step))
+        self._room: dict[object, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
         self._labels = batch.labels.new_zeros(0, device=self.device)
         self._rates = torch.zeros(0, device=self.device)
@@ -212,7 +213,7 @@ class Lane:
         count = min(self.fill_steps, self.steps - begin)
         picks = self._table[begin : begin + count].reshape(-1)
         moved = self._moves[begin : begin + count].flatten(0, 1)
-        batch = self.plan.task.batch(self.plan.data.dataset.train, picks, moved)
+        batch = self._of_steps(picks, moved)
         capacity = min(self.fill_steps, self.steps) * self.plan.local.batch
         for name, tensor in batch.inputs.items():
             self._put(name, self._styled(tensor), capacity)
@@ -224,8 +225,20 @@ class Lane:
         self.step_number.zero_()
         return count
 
+    def _of_steps(self, picks: Tensor, moved: Tensor) -> Batch:
+        """Examples of several steps; texts are as long as the client's longest, so that all its steps have one shape."""
+        task, examples = self.plan.task, self.plan.data.dataset.train
+        lengths = examples.inputs.get("lengths")
+        if lengths is None:
+            return task.batch(examples, picks, moved)
+        drawn = self._table.reshape(-1)
+        longest = drawn[lengths[drawn.to(lengths.device)].argmax().to(drawn.device)]
+        batch = task.batch(examples, torch.cat([picks, longest[None]]), torch.cat([moved, moved[:1]]))
+        return Batch({name: tensor[:-1] for name, tensor in batch.inputs.items()}, batch.labels[:-1])
+
     def _put(self, name: str, tensor: Tensor, capacity: int) -> None:
-        self._inputs[name] = _grown(self._inputs.get(name, tensor[:0]), tensor, capacity)
+        place = name, tuple(tensor.shape[1:])  # texts of another length have room of their own: graphs know where it is
+        self._room[place] = self._inputs[name] = _grown(self._room.get(place, tensor[:0]), tensor, capacity)
         self._inputs[name][: len(tensor)].copy_(tensor)
 
     def _styled(self, tensor: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Adapters of every rank on real texts."""

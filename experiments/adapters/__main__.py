@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--rounds", type=int, help="fewer or more rounds than the files say")
-    parser.add_argument("--runs", type=Path, default=Path("runs/adapters"), help="where the runs go; those that are there go on")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/adapters"), help="where the runs go; those that are there go on"
+    )
     parser.add_argument("--out", type=Path, default=HERE, help="where results.json and table.md go")
     options = parser.parse_args()
     pairs = [(task, method) for task in options.tasks for method in options.methods]
@@ -77,7 +79,10 @@ def minilm() -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Accuracies by task, method and size, with the KB that a client is sent in a round."""
     sizes = list(rows[0]["accuracy"])
-    lines = [f"| | method | {' | '.join(f'size {size}' for size in sizes)} | KB down a round |", "|---" * (len(sizes) + 3) + "|"]
+    lines = [
+        f"| | method | {' | '.join(f'size {size}' for size in sizes)} | KB down a round |",
+        "|---" * (len(sizes) + 3) + "|",
+    ]
     for row in rows:
         accuracy = " | ".join(f"{100 * row['accuracy'][size]:.1f}" for size in sizes)
         sent = " / ".join(f"{row['bytes_down'][size] / 1000:.0f}" for size in sizes)

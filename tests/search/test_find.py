@@ -11,12 +11,13 @@ import torch
 from optuna.distributions import IntDistribution
 
 from raffm.data.examples import Examples
+from raffm.devices.timing import Timing
 from raffm.errors import BudgetError, CheckpointError, RunError
 from raffm.models.moments import batch_norms
 from raffm.models.space import Space, read_space
 from raffm.rounds.plan import Plan
 from raffm.search.find import POPULATION, Effort, Found, _asked, _study, _tell, find
-from raffm.search.front import Candidate
+from raffm.search.front import Candidate, Sizes
 from raffm.search.judge import Judge, judge_of, ranking_of
 from raffm.search.log import Log
 from raffm.search.price import Prices
@@ -55,6 +56,30 @@ def test_everything_that_is_judged_keeps_the_limit(vit: Plan, kind: str) -> None
     assert len(found.judged) == 15
     assert found.best in found.finalists
     assert found.submodels == space_of(vit).count()
+
+
+class Slowing(Prices):
+    """A clock that goes by the work, and half as fast once the estimates are made: a machine that got busy."""
+
+    def timed(self, sizes: Sizes) -> Timing:
+        taken = self._exact([sizes])["flops"][0] * (2 if "_latency" in vars(self) else 1)
+        return Timing(taken, taken, taken, 1)
+
+
+def test_where_finalists_are_slower_than_expected_faster_ones_join_them(vit: Plan) -> None:
+    judge, space = judge_of(vit, "l1_norm", few=8), space_of(vit)
+    prices = Slowing(judge, space, ("latency",))
+    limit = 0.7 * (prices.timed(space.smallest()).median + prices.timed(space.largest()).median)
+    found = find(judge, space, prices, {"latency": limit}, Effort(evaluations=40, finalists=1))
+    assert found.finalists[0].costs["latency"] > limit
+    assert found.best.costs["latency"] <= limit
+    assert len(found.finalists) > 1
+
+
+def test_a_limit_that_only_the_smallest_keeps_gives_the_smallest(vit: Plan) -> None:
+    least, _ = costs(vit, "memory")
+    found = searched(vit, {"memory": least["memory"]}, replace(EFFORT, evaluations=3))
+    assert dict(found.best.sizes) == dict(space_of(vit).smallest())
 
 
 def test_others_are_bred_from_the_first_generation() -> None:

@@ -71,10 +71,15 @@ def write_bundle(
     """
     if format not in FORMATS:
         raise ExportError(f"there is no format {format!r}. The formats are: {', '.join(FORMATS)}; all sizes in one: nested.")
+    if dataset.questions is not None:
+        raise ExportError(
+            f"models that answer questions ({type(module).__name__}) are not exported: they have two outputs, or write. "
+            "`raffm.export_stock` writes a file that plain transformers reads."
+        )
     examples = dataset.validation or dataset.train
     shown = task.batch(examples, torch.arange(min(SHOWN, len(examples)))).inputs
     with written_whole(folder) as fresh:
-        if tokenizer is not None and "input_ids" in shown:
+        if tokenizer is not None and "input_ids" in shown and hasattr(tokenizer, "save_pretrained"):  # bytes need no files
             tokenizer.save_pretrained(fresh / "tokenizer")
         if format == "stock":
             return _stock(module, task, dataset, examples, fresh, folder, is_timed)
@@ -135,10 +140,22 @@ def _judged(module: nn.Module, task: Task, examples: Examples, run: Run) -> tupl
     module.eval()
     for batch in _batches(task, examples, JUDGED, BATCH):
         with torch.no_grad():
-            said.append((task.forward(module, batch).float(), run(batch.inputs), batch.labels))
+            said.append((task.forward(module, batch).float(), task.forward(_Ran(run), batch), batch.labels))
     module.train(was_training)
     plain, exported, labels = (torch.cat(list(each)) for each in zip(*said, strict=True))
     return len(labels), task.metrics(plain, labels), task.metrics(exported, labels)
+
+
+class _Ran(nn.Module):
+    """A file that stands in a module's place: the task makes of its output what it makes of torch's."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        """The file's main output."""
+        return self._run(inputs)
 
 
 def _batches(task: Task, examples: Examples, most: int, size: int) -> Sequence[Batch]:
@@ -172,7 +189,7 @@ def _describe(bundle: Bundle, task: Task, dataset: Dataset, folder: Path) -> Non
 
 CARD = """# {name}
 
-A submodel of {params:,} parameters for {data} ({classes} classes), exported by raffm as {format}.
+A submodel of {params:,} parameters for {data}{classes}, exported by raffm as {format}.
 
 | | torch | this file |
 |---|---|---|
@@ -203,7 +220,7 @@ def card(bundle: Bundle, dataset: Dataset) -> str:
     text = CARD.format(
         name=bundle.folder.name,
         data=dataset.name,
-        classes=len(dataset.classes),
+        classes=f" ({len(dataset.classes)} classes)" if dataset.classes else "",
         scores="\n".join(f"| {name} | {bundle.torch[name]:.4f} | {bundle.exported[name]:.4f} |" for name in bundle.torch),
         costs=_costs(bundle),
         megabytes=bundle.bytes / 1e6,

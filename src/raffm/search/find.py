@@ -53,6 +53,9 @@ PROMISED = 6
 VARIED = 24
 """Of the first generation, those that differ from these in every width by a step or none."""
 
+STRICTER = 0.9
+"""The part of a limit on latency, at most, that is asked for next, where no finalist kept it."""
+
 NEAR = 0.8
 """The part of a limit above which submodels are judged first: the best within a limit is seldom much smaller."""
 
@@ -97,10 +100,10 @@ class Found:
         """The best within the limits."""
         found = best(self.finalists, self.limits, self.cost)
         if found is None:
+            fastest = min(each.costs["latency"] for each in self.finalists)
             raise BudgetError(
-                f"none of the {len(self.finalists)} finalists keeps {worded(self.limits)} when measured: the fastest takes"
-                f" {_in_words('latency', min(each.costs['latency'] for each in self.finalists))}. Raise the limit, or look at "
-                "more finalists (--finalists)."
+                f"none of {len(self.finalists)} finalists keeps {worded(self.limits)} when measured: the fastest takes "
+                f"{_in_words('latency', fastest)}. Raise the limit, or give a space with smaller sizes (--space)."
             )
         return found
 
@@ -115,17 +118,27 @@ def find(
     tick: Tick = lambda done, total: None,
     is_timed: bool = True,
 ) -> Found:
-    """Search a space for the best submodels within limits."""
+    """Search a space for the best submodels within limits.
+
+    Where all finalists take longer than was estimated, and too long, others are bred that should be faster.
+    """
     effort = effort or Effort()
     cost = next(iter(limits), "params")
     _refuse_too_small(prices, space, limits)
     panel = _Panel(judge, prices, Log() if log is None else log, effort)
-    judged = panel.bred(space, limits, cost, tick)
-    likely = promising(Guess(space, judged).revised(judged), limits, cost, effort.finalists)
-    finalists = [panel.looked_at(each) for each in likely]
-    if is_timed:
-        finalists = [_timed(prices, each) for each in finalists]
-    return Found(tuple(judged), tuple(finalists), limits, cost, space.count())
+    bounds, judged, finalists = dict(limits), dict[Key, Candidate](), list[Candidate]()
+    while fits(prices.of(space.smallest()), bounds):
+        bred = panel.bred(space, bounds, cost, tick)
+        fresh = promising(Guess(space, bred).revised(bred), bounds, cost, effort.finalists)
+        looked_at = panel.looked_at(fresh)
+        timed = [_timed(prices, each) for each in looked_at] if is_timed else looked_at
+        judged |= {_key(each): each for each in bred}
+        finalists += timed
+        if "latency" not in limits or best(finalists, limits, cost) is not None:
+            break
+        slower = min(each.costs["latency"] / one.costs["latency"] for each, one in zip(timed, fresh, strict=True))
+        bounds["latency"] = min(limits["latency"] / slower, STRICTER * bounds["latency"])
+    return Found(tuple(judged.values()), tuple(finalists), limits, cost, space.count())
 
 
 def _timed(prices: Prices, candidate: Candidate) -> Candidate:
@@ -196,10 +209,9 @@ class _Panel:
         costs = self.prices.many(chosen)
         return [Candidate(*each) for each in zip(chosen, costs, expected, strict=True)]
 
-    def looked_at(self, candidate: Candidate) -> Candidate:
-        """The same candidate, judged on all examples."""
-        (found,) = self._scored([candidate], len(self.judge.validation))
-        return found
+    def looked_at(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The same candidates, judged on all examples."""
+        return list(self._scored(candidates, len(self.judge.validation)))
 
     def _scored(self, candidates: Sequence[Candidate], examples: int) -> Iterator[Candidate]:
         """In their order, as soon as they are ready."""
@@ -277,7 +289,10 @@ def _first(prices: Prices, limits: Mapping[str, float]) -> list[Sizes]:
     """The first generation: cut evenly and as the ranking says, and such submodels with some widths changed."""
     draw = generator(prices.judge.seed, "search", "first")
     even, kept = _promised(prices, limits)
-    return [*even, kept, *(_varied(prices.space, even[place % len(even)], draw) for place in range(VARIED))]
+    first = [*even, kept, *(_varied(prices.space, even[place % len(even)], draw) for place in range(VARIED))]
+    if any(fits(costs, limits) for costs in prices.many(first)):
+        return first
+    return [*first, prices.space.smallest()]
 
 
 def _promised(prices: Prices, limits: Mapping[str, float]) -> tuple[list[Sizes], Sizes]:

@@ -59,6 +59,10 @@ class Judge:
         """All metrics of a module on examples."""
         return self.plan.task.metrics(outputs_of(self.plan, module, examples), examples.labels.cpu())
 
+    def main_metric(self) -> str:
+        """What the score is called."""
+        return next(iter(self.scores(self.plan.server.model.eval(), self._some(1))))
+
     def _some(self, count: int) -> Examples:
         if count >= len(self.validation):
             return self.validation

@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import json
 import platform
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -36,36 +37,40 @@ def main() -> None:
         "--runs", type=Path, default=Path("runs/adapters"), help="where the runs go; those that are there go on"
     )
     parser.add_argument("--out", type=Path, default=HERE, help="where results.json and table.md go")
+    parser.add_argument("--backend", default="pooled", help="where clients train: pooled, or captured on a GPU")
     options = parser.parse_args()
     pairs = [(task, method) for task in options.tasks for method in options.methods]
-    rows = [row_of(*pair, options.rounds, options.runs / "-".join(pair)) for pair in track(pairs, "runs")]
-    about = {"date": date.today().isoformat(), "torch": torch.__version__, "machine": platform.machine(), "seed": 0}
+    changes = {"backend": {"name": options.backend}, **({} if options.rounds is None else {"rounds": options.rounds})}
+    rows = [row_of(*pair, changes, options.runs / "-".join(pair)) for pair in track(pairs, "runs")]
+    about = {"date": date.today().isoformat(), "torch": torch.__version__, "machine": machine(), "seed": 0}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     (options.out / "table.md").write_text(table(rows), encoding="utf-8")
     print(table(rows))
 
 
-def row_of(task: str, method: str, rounds: int | None, folder: Path) -> dict[str, Any]:
+def row_of(task: str, method: str, changes: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What a run came to: accuracy of every rank on the test set, and what travelled."""
-    results = trained(task, method, rounds, folder).results
-    sizes = {size.name: size for size in results.sizes}
+    results = trained(task, method, folder, changes).results
     last = results.evaluations[-1]
     return {
         "task": task,
         "method": method,
         "rounds": last.round,
         "accuracy": {name: scores.test["accuracy"] for name, scores in last.sizes.items()},
-        "bytes_down": {name: size.bytes_down for name, size in sizes.items()},
-        "seconds": sum(entry.seconds for entry in results.rounds),
+        "bytes_down": {size.name: size.bytes_down for size in results.sizes},
     }
 
 
-def trained(task: str, method: str, rounds: int | None, folder: Path) -> Trained:
-    """A run of one of the files beside this one."""
-    content = read_file(HERE / f"{task}.toml") | {"method": method, "model": {"name": minilm()}}
-    settings = read_settings(content if rounds is None else content | {"rounds": rounds})
+def trained(task: str, method: str, folder: Path, changes: Mapping[str, Any]) -> Trained:
+    """A run of one of the files beside this one, with some settings changed."""
+    settings = read_settings({**read_file(HERE / f"{task}.toml"), "method": method, "model": {"name": minilm()}, **changes})
     return run_as(settings, plan_of(settings), folder, resume=(folder / "checkpoint").is_dir(), watcher=None)
+
+
+def machine() -> str:
+    """What it ran on."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
 
 
 def minilm() -> str:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
-from raffm.data.task import ImageClassification
+from raffm.data.task import ImageClassification, TextClassification
 from raffm.devices.fleet import fleet_of
 from raffm.errors import RunError
 from raffm.federate import load_data
@@ -113,6 +113,38 @@ def difference(method: str, data: Federation, local: Local) -> dict[str, Any]:
     return {
         "gap": max(float((found[name] - expected[name]).abs().max()) for name in before),
         "moved": max(float((expected[name] - tensor.detach()).abs().max()) for name, tensor in before.items()),
+        "tracks": sum(len(kind.tracks) for kind in kinds),
+        "refused": sorted({kind.refused for kind in kinds if kind.refused}),
+    }
+
+
+def texts(rounds: int = 6) -> dict[str, Any]:
+    """Some rounds on texts whose lengths differ from client to client, so that a lane has a graph for each, on both backends."""
+    repay, captured.REPAY = captured.REPAY, 0
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([8, 24, 40, 24, 8, 40, 64, 8])[torch.arange(800) // 100]
+    ids = torch.randint(0, 50, (800, 64), generator=draw)
+    examples = Examples({"input_ids": ids.cuda(), "lengths": lengths}, torch.randint(0, 4, (800,), generator=draw).cuda())
+    parts = Parts.of(list(np.arange(800).reshape(8, 100)))
+    data = Federation(Dataset("texts", examples, examples, tuple("abcd")), Split(parts, parts))
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 64}
+    plans = []
+    for _ in range(3):
+        model = trainable("bert:tiny", "text", 4, changes=off).cuda()
+        local = Local("sgd", 0.05, 20, steps=4)
+        given = {"fleet": fleet_of("1, 1/4"), "rounds": rounds, "local": local, "participation": Participation(3)}
+        plans.append(Plan(Labelled.of(model), method_of("heterofl"), TextClassification(), data, **given))
+    graphs, serial = Captured(plans[0], style=Style("float32")), Serial(plans[1])
+    for round in range(rounds):
+        found, expected = one_round(plans[0], graphs, round), one_round(plans[1], serial, round)
+    kinds = list(graphs._kinds.values())
+    before = {name: tensor for name, tensor in plans[2].server.tensors.items() if tensor.is_floating_point()}
+    captured.REPAY = repay
+    graphs.close()
+    return {
+        "gap": max(float((found[name] - expected[name]).abs().max()) for name in before),
+        "moved": max(float((expected[name] - tensor.detach()).abs().max()) for name, tensor in before.items()),
+        "graphs": sum(len(track.graphs) for kind in kinds for track in kind.tracks),
         "tracks": sum(len(kind.tracks) for kind in kinds),
         "refused": sorted({kind.refused for kind in kinds if kind.refused}),
     }
@@ -352,7 +384,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rounds", type=int, default=800, help="rounds of the long run (default 800)")
     parser.add_argument("--backends", default=",".join(BACKENDS), help="those whose accuracy is measured (default: all)")
-    parser.add_argument("--what", default="equal,rounds,eager,vit,growth,scale,memory,accuracy,long")
+    parser.add_argument("--what", default="equal,texts,rounds,eager,vit,growth,scale,memory,accuracy,long")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "gpu.json")
     options = parser.parse_args()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before CUDA starts
@@ -370,6 +402,9 @@ def main() -> None:
 
     if "equal" in what:
         keep("equal", differences(methods, 1) + differences(methods, 5))
+    if "texts" in what:
+        keep("texts", texts())
+        print(results["texts"], flush=True)
     if "rounds" in what:
         for method in methods:
             keep("rounds", {**results.get("rounds", {}), method: rounds_of(method, hundred(), steps, repeats, bf16, warm=WARM)})

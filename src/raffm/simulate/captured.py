@@ -58,12 +58,20 @@ TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 """How far the two may be apart after a step, relative to how far the weights moved."""
 
 
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """The graph of a step, and the tables on the device that it reads, which must live as long."""
+
+    graph: torch.cuda.CUDAGraph
+    tables: object
+
+
 @dataclass(eq=False)
 class Track:
     """A lane, and the graphs of its step, by where its inputs lie: texts of every length have their own."""
 
     lane: Lane
-    graphs: dict[object, torch.cuda.CUDAGraph] = field(default_factory=dict)
+    graphs: dict[object, Recorded] = field(default_factory=dict)
 
 
 @dataclass
@@ -278,7 +286,7 @@ class Captured:
                 if kind.refused:
                     return
                 self._again(task, lane)
-        graph = track.graphs[lane.where()]
+        graph = track.graphs[lane.where()].graph
         with seeded(self._plan, task.order) if kind.draws else nullcontext():
             for begin in range(0, lane.steps, BURST):
                 end = min(begin + BURST, lane.steps)
@@ -323,7 +331,7 @@ class Captured:
                 raise
             self._refuse(kind, "it cannot be captured", str(error).splitlines()[0])
             return
-        track.graphs[lane.where()] = graph
+        track.graphs[lane.where()] = Recorded(graph, collector)
         self._again(task, lane)
         apart = max(_replayed(lane, graph, before, after) for before, after in pairwise(plain))
         if not apart <= TOLERANCE[self._style.precision]:  # not a number is no agreement

@@ -119,7 +119,7 @@ def difference(method: str, data: Federation, local: Local) -> dict[str, Any]:
 
 
 def texts(rounds: int = 6) -> dict[str, Any]:
-    """Some rounds on texts whose lengths differ from client to client, so that a lane has a graph for each, on both backends."""
+    """Some rounds on texts whose lengths differ by client, so that a lane has a graph for each, on both backends."""
     repay, captured.REPAY = captured.REPAY, 0
     draw = torch.Generator().manual_seed(0)
     lengths = torch.tensor([8, 24, 40, 24, 8, 40, 64, 8])[torch.arange(800) // 100]

@@ -21,7 +21,8 @@ from raffm.data.task import Batch, kind_of, predicted_by
 from raffm.deploy.letters import task_described, task_from
 from raffm.elastic import RaFFM
 from raffm.errors import DataError, RunError
-from raffm.models.load import tiny, trainable
+from raffm.models.load import from_config, has_own_head, tiny, trainable
+from raffm.models.table import shipped
 
 REFERENCE = json.loads((Path(__file__).parent / "squad_cases.json").read_text())
 ASKED = 3  # tokens before the text
@@ -219,6 +220,19 @@ def test_bad_questions_are_refused_in_words(tmp_path: Path) -> None:
         load(str(tmp_path / "untested"), tokenizer=tokenizer)
     with pytest.raises(DataError, match="fast tokenizer"):
         windows([], "here", type("Slow", (), {"name_or_path": "slow"})(), 16, 0)
+
+
+def test_flan_t5_keeps_the_head_of_its_own(tmp_path: Path) -> None:
+    """Its config says so, and T5's config class forgets it."""
+    model: Any = from_config("t5", "T5ForConditionalGeneration", {**shipped("t5").tiny["config"], "tie_word_embeddings": False})
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "tie_word_embeddings": False}))
+    loaded: Any = trainable(str(tmp_path), "written", 50)
+    assert has_own_head(loaded)
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    assert torch.equal(loaded.shared.weight, model.shared.weight)
 
 
 def test_heads_for_answers_are_whole_in_every_submodel() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from raffm import methods
+from raffm.data.answers import answering
 from raffm.data.cache import split_cached
 from raffm.data.examples import Federation
 from raffm.data.sources import FOUND, Columns, load
@@ -230,7 +231,9 @@ def captured_or_serial(plan: Plan, lanes: int = 0, style: Style | None = None) -
 
 
 def task_for(data: Federation) -> Task:
-    """The task that fits a data set: images or texts with one label each, or texts to learn a language from."""
+    """The task that fits a data set: images or texts with one label each, questions, or texts to learn a language from."""
+    if data.dataset.questions is not None:
+        return answering(data.dataset.questions)
     if kind_of(data.dataset) == "language":
         return LanguageModelling()
     if kind_of(data.dataset) == "text":

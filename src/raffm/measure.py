@@ -75,7 +75,7 @@ def measured(plan: Plan, round: int, metric: str | None = None, is_timed: bool =
 
 def _measured(plan: Plan, round: int, is_timed: bool) -> Measured:
     evaluation, _ = evaluate(plan, Serial(plan), round)
-    sizes = {size.name: size for size in sizes_of(plan, Costs(plan))}
+    sizes = {size.name: size for size in sizes_of(plan, Costs(plan)) if size.name in evaluation.sizes}
     taken = {}
     for entry in entries_of(plan, round) if is_timed else ():
         module = served(plan, Workshop(plan), Job(entry.served.shares[0], round, entry.device.size))

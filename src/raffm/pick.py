@@ -121,6 +121,7 @@ def best_submodel(
     examples: int = 512,
     seed: int = 0,
     folder: Path | None = None,
+    is_last: bool = False,
     tick: Tick = lambda done, total: None,
 ) -> Picked:
     """Search a trained run for the best submodel within limits, on its validation examples.
@@ -128,11 +129,12 @@ def best_submodel(
     With `data`, `run` may be any pretrained classifier; a tenth of the training examples is taken to judge.
     `max_latency` is in seconds, for one example, measured in `runtime`: "torch", or "onnx" or "openvino" once exported to it.
     `device` is a known device, or a file that `raffm probe` wrote there: its latency is estimated, not measured. `folder`
-    keeps the search, so that one that was stopped goes on.
+    keeps the search, so that one that was stopped goes on. Of a run that kept an average that is searched, or, if `is_last`,
+    its last model.
     """
     if runtime not in get_args(Runtime):
         raise RunError(f"latency is measured in {', '.join(get_args(Runtime))}, not in {runtime!r}.")
-    plan, _ = opened(Path(run), data)
+    plan, _ = opened(Path(run), data, is_last=is_last)
     given = {"params": max_params, "bytes": max_bytes, "flops": max_flops, "memory": max_memory, "latency": max_latency}
     limits = {kind: _limit(kind, limit) for kind, limit in given.items() if limit is not None}
     target = None if device is None else target_of(device)

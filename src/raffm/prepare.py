@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from raffm.data import glue
-from raffm.data.answers import SpanAnswers, WrittenAnswers
+from raffm.data.answers import answering
 from raffm.data.examples import Dataset, Examples, Federation
 from raffm.data.sources import Columns, load
 from raffm.data.task import ImageClassification, LanguageModelling, Task, TextClassification, TextRegression, kind_of
@@ -29,6 +29,7 @@ from raffm.models.labelled import Labelled
 from raffm.models.load import WRITERS, has_decoder, place_of, trainable
 from raffm.models.lora import with_lora
 from raffm.rounds import checkpoint
+from raffm.rounds.average import Average
 from raffm.rounds.checkpoint import Saved
 from raffm.rounds.loop import Watcher
 from raffm.rounds.plan import Plan
@@ -67,13 +68,14 @@ def plan_of(settings: Settings) -> Plan:
     )
 
 
-def opened(place: Path, data: str | None = None, sizes: tuple[float, ...] = ()) -> tuple[Plan, int]:
+def opened(place: Path, data: str | None = None, sizes: tuple[float, ...] = (), is_last: bool = False) -> tuple[Plan, int]:
     """A trained model and its data as a plan, and the rounds that it was trained for.
 
-    `place` is a run's folder, or with `data` any pretrained classifier, whose submodels are RaFFM's.
+    `place` is a run's folder, or with `data` any pretrained classifier, whose submodels are RaFFM's. Of a run with an
+    average that is what is opened, unless `is_last` asks for the last model.
     """
     if data is None or (place / "checkpoint").is_dir():
-        plan, saved = reopened(place, sizes, data)
+        plan, saved = reopened(place, sizes, data, is_last)
         return plan, saved.round
     settings = read_settings({"model": {"name": str(place)}, "data": {"source": data}})
     settings = replace(settings, evaluate=replace(settings.evaluate, sizes=sizes))
@@ -116,8 +118,8 @@ def _classes_in(name: str) -> list[str] | None:
     return [str(config.id2label[place]) for place in range(config.num_labels)]
 
 
-def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = None) -> tuple[Plan, Saved]:
-    """The plan of a run that was saved, with the weights it had then, and what was saved.
+def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = None, is_last: bool = False) -> tuple[Plan, Saved]:
+    """The plan of a run that was saved, with the weights it had then, or their average, and what was saved.
 
     `sizes` are to be served, if given; `data` takes the place of the run's.
     """
@@ -132,6 +134,8 @@ def reopened(folder: Path, sizes: tuple[float, ...] = (), data: str | None = Non
     if data is not None:  # inputs are made, and outputs judged, as in training
         plan = replace(plan, task=task_of(settings, plan.data.dataset, plan.server.model))
     checkpoint.restore(saved, plan.server, place)
+    if saved.average and not is_last:
+        Average(plan.decay, dict(saved.average)).fill(plan.server)
     agree_on_padding(plan.server.model, plan.data.dataset.train.inputs)
     return plan, saved
 
@@ -281,8 +285,8 @@ def task_of(settings: Settings, dataset: Dataset, model: Any) -> Task:
     kind = kind_of(dataset)
     if kind == "language":
         return LanguageModelling()
-    if kind in ("span", "written"):
-        return (SpanAnswers if kind == "span" else WrittenAnswers)(questions=dataset.questions)
+    if dataset.questions is not None:
+        return answering(dataset.questions)
     if kind == "text":
         return _text_task(settings.data.source, dataset)
     data = settings.data

@@ -64,12 +64,13 @@ the settings of the run.
 """
 
 
-def share(run: str | Path, folder: str | Path, metric: str | None = None) -> Nested:
+def share(run: str | Path, folder: str | Path, metric: str | None = None, is_last: bool = False) -> Nested:
     """Write a run's model with all its sizes into a new folder: its fleet's, and those of its search, where there was one.
 
-    `metric` ranks the weights; by default as the run did. Every size is loaded again and compared.
+    `metric` ranks the weights; by default as the run did. Every size is loaded again and compared. `is_last`: the last model,
+    where the run kept an average.
     """
-    plan, saved = reopened(Path(run))
+    plan, saved = reopened(Path(run), is_last=is_last)
     metric = metric or own_metric(plan)
     judge = judge_of(plan, metric)
     chosen = _sizes_of(plan, judge, Path(run), metric)

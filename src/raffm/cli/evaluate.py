@@ -27,6 +27,7 @@ def evaluate(
         ),
     ] = None,
     is_timed: Annotated[bool, typer.Option("--time/--no-time", help="Time one example at every size, on this machine.")] = True,
+    is_last: Annotated[bool, typer.Option("--last", help="The last model, where the run kept an average.")] = False,
     plot: Annotated[Path | None, typer.Option(help="A picture of it: .png, .svg or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON.")] = False,
 ) -> None:
@@ -39,7 +40,8 @@ def evaluate(
     from raffm.report.plots import by_cost
 
     quiet()
-    plan, rounds = opened(folder, data, () if sizes is None else tuple(tier.size for tier in fleet_of(sizes).tiers))
+    wanted = () if sizes is None else tuple(tier.size for tier in fleet_of(sizes).tiers)
+    plan, rounds = opened(folder, data, wanted, is_last)
     found = measured(plan, rounds, spp, is_timed)
     if plot is not None:
         save(by_cost(found.evaluation, found.sizes, {name: each.median for name, each in found.latency.items()}), plot)

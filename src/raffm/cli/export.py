@@ -33,6 +33,7 @@ def export(
     is_timed: Annotated[
         bool, typer.Option("--time/--no-time", help="Time one example in torch and in the file, and measure their memory.")
     ] = True,
+    is_last: Annotated[bool, typer.Option("--last", help="The last model, where the run kept an average.")] = False,
     out: Annotated[Path | None, typer.Option(help="A new folder. [default: RUN/export/FORMAT-SIZE]")] = None,
 ) -> None:
     """Write a submodel for a device, run the file in its runtime, and compare it with torch: above tolerance it fails."""
@@ -47,8 +48,8 @@ def export(
         if any(given.values()):
             words = ", ".join(option for option, is_given in given.items() if is_given)
             raise ExportError(f"nested holds all sizes of a run in one file: leave {words} out.")
-        return _nested(run, out or run / "export" / "nested")
-    plan, _ = opened(run, data)
+        return _nested(run, out or run / "export" / "nested", is_last)
+    plan, _ = opened(run, data, is_last=is_last)
     module, name = _chosen(plan, size, submodel, pick)
     folder = out or (run if run.is_dir() else Path()) / "export" / f"{format}-{name}"
     if folder.exists() and any(folder.iterdir()):
@@ -96,7 +97,7 @@ def table(made: Bundle) -> tuple[list[str], list[list[str]]]:
     return ["file", "MB", "parameters", "largest difference", f"{metric} in torch", f"{metric} in the file"], [line]
 
 
-def _nested(run: Path, folder: Path) -> None:
+def _nested(run: Path, folder: Path, is_last: bool) -> None:
     """All sizes in one folder."""
     from raffm.cli.show import rows
     from raffm.errors import ExportError
@@ -104,7 +105,7 @@ def _nested(run: Path, folder: Path) -> None:
 
     if folder.exists() and any(folder.iterdir()):
         raise ExportError(f"{str(folder)!r} is not empty. Give another --out.")
-    made = share(run, folder)
+    made = share(run, folder, is_last=is_last)
     metric = next(iter(made.pieces[0].metrics))
     lines = [[piece.name, f"{piece.params:,}", f"{piece.flops:,}", f"{piece.metrics[metric]:.4f}"] for piece in made.pieces]
     rows(["size", "parameters", "FLOPs", f"test {metric}"], lines)

@@ -36,6 +36,7 @@ def search(
     examples: Annotated[int, typer.Option(help="How many are a few.")] = 512,
     workers: Annotated[int | None, typer.Option(help="Submodels judged at a time. [default: one a core]")] = None,
     seed: Annotated[int, typer.Option(help="The seed of every random choice.")] = 0,
+    is_last: Annotated[bool, typer.Option("--last", help="The last model, where the run kept an average.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the search goes. [default: RUN/search]")] = None,
 ) -> None:
     """Find the best submodels within limits, on validation data alone. Stopped, it goes on where it was."""
@@ -63,6 +64,7 @@ def search(
             examples=examples,
             seed=seed,
             folder=folder,
+            is_last=is_last,
             tick=tick,
         )
     if folder == run / "search" and (run / "results.json").is_file():

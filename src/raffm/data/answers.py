@@ -10,8 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raffm.data.questions import WRITTEN, Questions, answers_in, answers_of
-from raffm.data.task import Batch, TextClassification
+from raffm.data.task import Batch, Task, TextClassification
 from raffm.errors import RunError
+
+
+def answering(questions: Questions) -> Task:
+    """The task of answering a data set's questions, by stretches of their texts where it says where tokens stand."""
+    return WrittenAnswers(questions=questions) if questions.spans is None else SpanAnswers(questions=questions)
+
 
 FAR_BELOW = -1e9
 """The score of tokens that a batch does not have."""

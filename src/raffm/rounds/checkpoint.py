@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,18 @@ FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a checkpoint holds. `round` is the next one to run; `frozen` tells the weights that are not trained from others."""
+    """What a checkpoint holds.
+
+    `round` is the next one to run; `frozen` tells the weights that are not trained from others; `average` is the server's
+    average, where it keeps one.
+    """
 
     round: int
     results: Results
     server: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     frozen: str = ""
+    average: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def save(folder: Path, saved: Saved, identity: str) -> None:
@@ -38,6 +43,7 @@ def save(folder: Path, saved: Saved, identity: str) -> None:
         with written_whole(folder) as fresh:
             write_tensors(fresh / "server.safetensors", saved.server)
             write_tensors(fresh / "optimizer.safetensors", saved.optimizer)
+            write_tensors(fresh / "average.safetensors", saved.average)
             write_json(fresh / "results.json", saved.results.to_json())
             about = {"format": FORMAT, "identity": identity, "round": saved.round, "frozen": saved.frozen}
             write_json(fresh / "run.json", about)
@@ -67,7 +73,8 @@ def load(folder: Path, identity: str | None) -> Saved:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{str(folder)!r} is damaged: {error!r}. Restore it from a copy.") from None
     server, optimizer = (read_tensors(folder / f"{name}.safetensors") for name in ("server", "optimizer"))
-    return Saved(next_round, results, server, optimizer, str(about.get("frozen", "")))
+    average = read_tensors(folder / "average.safetensors") if (folder / "average.safetensors").is_file() else {}
+    return Saved(next_round, results, server, optimizer, str(about.get("frozen", "")), average)
 
 
 @torch.no_grad()

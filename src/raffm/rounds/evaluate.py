@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
 from raffm.methods.method import Device, Served
+from raffm.rounds.average import AVERAGE, Average
 from raffm.rounds.backend import Backend
 from raffm.rounds.costs import Costs
 from raffm.rounds.plan import Plan
@@ -59,7 +60,8 @@ def sizes_of(plan: Plan, costs: Costs) -> tuple[Size, ...]:
                 cost.flops,
             )
         )
-    return tuple(found)
+    averaged = [replace(size, name=f"{size.name} {AVERAGE}", view=f"{size.view} {AVERAGE}".strip()) for size in found]
+    return (*found, *averaged) if plan.decay else tuple(found)
 
 
 def evaluate(plan: Plan, backend: Backend, round: int) -> tuple[Evaluation, ClientScores]:
@@ -72,6 +74,17 @@ def evaluate(plan: Plan, backend: Backend, round: int) -> tuple[Evaluation, Clie
         several = [said[share, entry.device.size] for share in entry.served.shares]
         scores[entry.name], by_client[entry.name] = _scores(plan, several)
     return Evaluation(round, scores), by_client
+
+
+def evaluate_both(plan: Plan, backend: Backend, round: int, average: Average | None) -> tuple[Evaluation, ClientScores]:
+    """The last model's scores, and those of the average beside them, where there is one."""
+    last, by_client = evaluate(plan, backend, round)
+    if average is None:
+        return last, by_client
+    with average.in_place_of(plan.server):
+        other, of_other = evaluate(plan, backend, round)
+    sizes = {**last.sizes, **{f"{name} {AVERAGE}": scores for name, scores in other.sizes.items()}}
+    return Evaluation(round, sizes), {**by_client, **{f"{name} {AVERAGE}": scores for name, scores in of_other.items()}}
 
 
 def _scores(plan: Plan, several: Sequence[Sequence[Tensor]]) -> tuple[Scores, list[float | None]]:

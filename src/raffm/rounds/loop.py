@@ -23,9 +23,10 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.errors import CheckpointError, RunError, UpdateError
 from raffm.rounds import checkpoint
+from raffm.rounds.average import Average
 from raffm.rounds.backend import Backend
 from raffm.rounds.costs import Costs
-from raffm.rounds.evaluate import evaluate, sizes_of
+from raffm.rounds.evaluate import evaluate_both, sizes_of
 from raffm.rounds.optimize import ServerOptimizer
 from raffm.rounds.plan import Cohort, Order, Plan
 from raffm.rounds.results import Evaluation, Results, Round
@@ -74,7 +75,7 @@ def train(
     settings: dict[str, Any] | None = None,
     watcher: Watcher | None = None,
 ) -> Results:
-    """Run a plan to its end; the server's model is trained in place."""
+    """Run a plan to its end; the server's model is trained in place, and in the end the average, where there is one."""
     run = _Run(plan, backend, keeping, settings or {}, watcher or Nobody())
     begin = run.begin()
     with interruptible() as tick:
@@ -87,9 +88,13 @@ def train(
                 run.save(round)
                 raise
             run.tally.step(run.optimizer.move)
+            if run.average is not None:
+                run.average.note(plan.server, round + 1)
             run.note(round, cohort, orders, late, outcomes)
             if (round + 1) % keeping.every == 0 or round + 1 == plan.rounds:
                 run.save(round + 1)
+    if run.average is not None:
+        run.average.fill(plan.server)
     return run.results
 
 
@@ -104,6 +109,7 @@ class _Run:
     watcher: Watcher
     tally: Tally = field(init=False)
     optimizer: ServerOptimizer = field(init=False)
+    average: Average | None = field(init=False)
     costs: Costs = field(init=False)
     results: Results = field(init=False)
     identity: str = field(init=False)
@@ -115,6 +121,7 @@ class _Run:
         is_median = self.plan.merging.combine == "median"
         self.tally = Median(server.layout, server.tensors) if is_median else self.plan.tally()
         self.optimizer = ServerOptimizer(server.layout, self.plan.merging)
+        self.average = Average(self.plan.decay) if self.plan.decay else None
         self.costs = Costs(self.plan)
         self.results = _blank(self.plan, self.costs, self.settings)
         if self.keeping.folder is None:
@@ -133,6 +140,8 @@ class _Run:
         saved = checkpoint.load(folder, self.identity)
         checkpoint.restore(saved, self.plan.server, folder)
         self.optimizer.restore(saved.optimizer)
+        if self.average is not None:
+            self.average.restore(saved.average, self.plan.server)
         self.results = replace(saved.results, run=self.results.run)
         return saved.round
 
@@ -199,7 +208,7 @@ class _Run:
         evaluation = None
         if (round + 1) % self.plan.evaluating.every == 0 or round + 1 == self.plan.rounds:
             try:
-                evaluation, by_client = evaluate(self.plan, self.backend, round + 1)
+                evaluation, by_client = evaluate_both(self.plan, self.backend, round + 1, self.average)
             except RunError:
                 self.save(round + 1)  # it is trained, whatever the test needs
                 raise
@@ -233,7 +242,8 @@ class _Run:
             return
         names = self.plan.server.layout.tensors(*TRAVELLING)
         server = {name: self.plan.server.tensors[name] for name in names}
-        saved = checkpoint.Saved(next_round, self.results, server, self.optimizer.state, self.frozen)
+        average = {} if self.average is None else self.average.tensors
+        saved = checkpoint.Saved(next_round, self.results, server, self.optimizer.state, self.frozen, average)
         checkpoint.save(self.keeping.folder, saved, self.identity)
 
 

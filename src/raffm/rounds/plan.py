@@ -68,7 +68,9 @@ class Merging:
     or, where some may be wrong, the "median" of those who held an element (all updates are held, none weighs more; the
     serial backend alone). `optimizer`: "plain" (the
     counted mean itself), "momentum" or "adam" over it. `max_norm` refuses an update whose change is longer (0: none is).
-    With `strict` a refused update ends the run; otherwise the round goes on without it.
+    With `strict` a refused update ends the run; otherwise the round goes on without it. `average` keeps the mean of the
+    server's models beside it, those of n rounds ago weighing `average` ** n; it is evaluated too, and served (0: off; None:
+    as the method has it).
     """
 
     weighting: Literal["examples", "equal"] = "examples"
@@ -80,6 +82,7 @@ class Merging:
     epsilon: float = 1e-3
     max_norm: float = 0.0
     strict: bool = False
+    average: float | None = None
 
     def __post_init__(self) -> None:
         if self.weighting not in ("examples", "equal"):
@@ -90,6 +93,8 @@ class Merging:
             raise RunError(f"there is no server optimizer {self.optimizer!r}; there are plain, momentum and adam.")
         if self.lr <= 0 or min(self.max_norm, self.momentum, self.epsilon) < 0 or not all(0 <= beta < 1 for beta in self.betas):
             raise RunError("the server's lr must be above 0, max_norm, momentum and epsilon at least 0, and betas in [0, 1).")
+        if self.average is not None and not 0 <= self.average < 1:
+            raise RunError(f"the average's weights fall by a factor from 0 (off) to below 1, but it is {self.average!r}.")
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,12 @@ class Plan:
         self.method.refuse(self.server, list(self.served.values()))
         if self.merging.combine == "median" and type(self.tally()) is not Tally:
             raise RunError(f"{self.method.name} counts in a way of its own, which has no median. Leave merging.combine out.")
+
+    @property
+    def decay(self) -> float:
+        """By what the weights of the server's average fall from round to round; 0 where there is none."""
+        usual: float = getattr(self.method, "average", 0.0)
+        return usual if self.merging.average is None else self.merging.average
 
     def tally(self) -> Tally:
         """What counts the updates of a round."""

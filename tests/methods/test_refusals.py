@@ -88,7 +88,7 @@ def test_a_method_that_there_is_not_is_refused_with_those_that_there_are() -> No
         ("fedavg", ["fedavg has no switch 'scalar'", "none"]),
         ("fiarse", ["fiarse has no switch 'scalar'", "scope, gradient"]),
         ("heterofl", ["'scalar'", "scaler, masked_loss"]),
-        ("fedrolex", ["'scalar'", "scaler, masked_loss, windows"]),
+        ("fedrolex", ["'scalar'", "scaler, masked_loss, shapes, windows"]),
         ("raffm", ["'scalar'", "metric, sizes, space"]),
     ],
 )

@@ -16,7 +16,7 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.ranking import Ranking
 from raffm.methods.fedrolex import Windowed
 from raffm.methods.method import Device, Share
-from raffm.methods.widths import cut_share, width_groups
+from raffm.methods.widths import width_groups
 from raffm.models.labelled import Labelled
 from raffm.seeds import generator
 
@@ -25,7 +25,7 @@ from raffm.seeds import generator
 class FederatedDropout(Windowed):
     """Random indices of every width; inside every head, and the same ones along a residual stream.
 
-    `scaler` and `masked_loss` as in HeteroFL, `windows` as in FedRolex.
+    `scaler`, `masked_loss` and `shapes` as in HeteroFL, `windows` as in FedRolex.
     """
 
     name: ClassVar[str] = "federated-dropout"
@@ -34,7 +34,8 @@ class FederatedDropout(Windowed):
         """For every device indices of its own."""
         draws = [generator(seed, "dropped units", round, device.client) for device in devices]
         rankings = [shuffled(server.layout, draw) for draw in draws]
-        return [cut_share(server, ranking, device.size) for ranking, device in zip(rankings, devices, strict=True)]
+        pairs = zip(devices, rankings, strict=True)
+        return [self.share(server, device.size, device.fleet, ranking) for device, ranking in pairs]
 
 
 def shuffled(layout: Layout, draw: torch.Generator) -> Ranking:

@@ -16,12 +16,13 @@ from raffm.algebra.layout import Layout
 from raffm.algebra.ranking import Ranking
 from raffm.errors import RunError
 from raffm.methods.method import Device, Served, Share
-from raffm.methods.widths import Widths, cut_share, width_groups
+from raffm.methods.shaped import Shaped
+from raffm.methods.widths import width_groups
 from raffm.models.labelled import Labelled
 
 
 @dataclass(frozen=True)
-class Windowed(Widths):
+class Windowed(Shaped):
     """Methods that train no choice of indices more than another: what they serve is averaged over windows."""
 
     windows: int = 4
@@ -34,7 +35,15 @@ class Windowed(Widths):
 
     def serve(self, server: Labelled, round: int, devices: Sequence[Device]) -> list[list[Served]]:
         """The prefix, and the mean over windows."""
-        return [served_windows(server, device.size, self.windows) for device in devices]
+        return [self._windows(server, device) for device in devices]
+
+    def _windows(self, server: Labelled, device: Device) -> list[Served]:
+        """The prefix, and windows that begin at evenly spaced indices; at size 1 they are all the same."""
+        longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
+        begins = [place * longest // self.windows for place in range(self.windows)]
+        rankings = [rolled(server.layout, begin) for begin in begins]
+        windows = tuple(self.share(server, device.size, device.fleet, ranking) for ranking in rankings)
+        return [Served(windows[:1])] if device.size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
 
 
 @dataclass(frozen=True)
@@ -42,28 +51,17 @@ class FedRolex(Windowed):
     """Rolling windows over every width; inside every head, and the same one along a residual stream.
 
     `scaler` and `masked_loss` as in HeteroFL. `windows` is how many windows, evenly spaced, the served submodels are
-    averaged over.
+    averaged over; `shapes` as in HeteroFL.
     """
 
     name: ClassVar[str] = "fedrolex"
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The round's window of every width; windows of one round are nested by size."""
-        shares = {size: window(server, round, size) for size in {device.size for device in devices}}
+        ranking = rolled(server.layout, round)
+        sizes = {device.size for device in devices}
+        shares = {size: self.share(server, size, devices[0].fleet, ranking) for size in sizes}
         return [shares[device.size] for device in devices]
-
-
-def window(server: Labelled, begin: int, size: float) -> Share:
-    """The window of every width that begins at an index, sqrt(size) of it wide."""
-    return cut_share(server, rolled(server.layout, begin), size)
-
-
-def served_windows(server: Labelled, size: float, count: int) -> list[Served]:
-    """The prefix, and windows that begin at evenly spaced indices; at size 1 they are all the same."""
-    longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
-    begins = [place * longest // count for place in range(count)]
-    windows = tuple(window(server, begin, size) for begin in begins)
-    return [Served(windows[:1])] if size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
 
 
 def rolled(layout: Layout, begin: int) -> Ranking:

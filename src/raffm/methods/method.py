@@ -109,10 +109,9 @@ class Fading:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What these modules give, biases included, is multiplied by a factor."""
+    """What modules give, biases included, is multiplied by a factor, each by its own."""
 
-    modules: tuple[str, ...]
-    factor: float
+    factors: Mapping[str, float]
 
 
 @dataclass(frozen=True)

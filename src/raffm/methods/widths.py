@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import sqrt
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from raffm.algebra.axis import names
+from raffm.algebra.axis import names, value
 from raffm.algebra.layout import Layout
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.data.task import Batch, Task
 from raffm.errors import RunError
-from raffm.methods.method import Client, Device, Held, Learn, Scaling, Share, Update, Usual, plain_loss
+from raffm.methods.method import Client, Held, Learn, Scaling, Share, Update, plain_loss
 from raffm.models.labelled import Labelled
 
 CLASSES = "classes"
@@ -48,19 +47,6 @@ def cut_share(server: Labelled, ranking: Ranking, size: float) -> Share:
 def prefix(server: Labelled, size: float) -> Share:
     """The first sqrt(size) of every width."""
     return cut_share(server, Ranking(), size)
-
-
-@dataclass(frozen=True)
-class Widths(Usual):
-    """What HeteroFL and those built on it do alike: all but the choice of indices."""
-
-    name: ClassVar[str]
-    scaler: bool = True
-    masked_loss: bool = True
-
-    def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
-        """It needs widths, and classes to mask."""
-        refuse_widths(server, self.name, self.scaler, self.masked_loss)
 
     def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
         """With scaler and masked loss."""
@@ -102,31 +88,37 @@ def learn_widths(server: Labelled, share: Share, client: Client, scaler: bool, m
 
 def scaled(learn: Learn, server: Labelled, share: Share) -> Learn:
     """The same training with everything that a cut map gives divided by the width's ratio."""
-    ratio = share.numbers["ratio"]
-    if ratio == 1:
+    ratios = scaled_modules(server.layout, share.selection, share.numbers.get("ratio"))
+    if all(ratio == 1 for ratio in ratios.values()):
         return learn
     hooks: list[torch.utils.hooks.RemovableHandle] = []
-    modules = scaled_modules(server.layout, share.selection)
 
     def prepare(module: nn.Module) -> None:
-        hooks.extend(module.get_submodule(name).register_forward_hook(_divided_by(ratio)) for name in modules)
+        hooks.extend(module.get_submodule(name).register_forward_hook(_divided_by(ratio)) for name, ratio in ratios.items())
 
     def finish(module: nn.Module) -> None:
         for hook in hooks:
             hook.remove()
 
-    return replace(learn, prepare=prepare, finish=finish, key=(*learn.key, ratio), scaling=Scaling(tuple(modules), 1 / ratio))
+    scaling = Scaling({name: 1 / ratio for name, ratio in ratios.items()})
+    return replace(learn, prepare=prepare, finish=finish, key=(*learn.key, *ratios.values()), scaling=scaling)
 
 
-def scaled_modules(layout: Layout, selection: Selection) -> list[str]:
-    """The linear maps, by their names in the submodel, that read a cut group; the head is none of them.
+def scaled_modules(layout: Layout, selection: Selection, ratio: float | None = None) -> dict[str, float]:
+    """The linear maps, by their names in the submodel, that read a cut group, and the part of their inputs that they have.
 
-    A map that reads everything (the first convolution, the patches) sums over as many inputs as in the full model.
+    That part is `ratio`, or, where it is None, what each has itself. A map that reads everything (the first convolution, the
+    patches) sums over as many inputs as in the full model, and the head is none of them.
     """
-    cut = set(selection.kept)
-    held = layout.labels_of(selection)
-    maps = [name for name, reads in _inner_maps(layout).items() if name in held and cut & reads]
-    return [layout.name_in(selection, name).removesuffix(".weight") for name in maps]
+    cut, sizes = set(selection.kept), layout.sizes_of(selection)
+    held, found = layout.labels_of(selection), {}
+    for name, reads in _inner_maps(layout).items():
+        if name in held and cut & reads:
+            label = layout.labels[name]
+            source = label.axes[label.source]  # type: ignore[index]
+            own = value(source, sizes) / value(source, layout.sizes)
+            found[layout.name_in(selection, name).removesuffix(".weight")] = own if ratio is None else ratio
+    return found
 
 
 def _inner_maps(layout: Layout) -> dict[str, set[str]]:

@@ -52,6 +52,7 @@ class Table:
     inputs: Mapping[str, list[str]] = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, list[str]] = field(default_factory=dict)
+    widths: Mapping[str, list[str]] = field(default_factory=dict)
     published: Mapping[str, list[str]] = field(default_factory=dict)
     stock: Mapping[str, str] = field(default_factory=dict)
     scale: Mapping[str, str] = field(default_factory=dict)

@@ -108,8 +108,8 @@ class Lane:
         """The factors of parameters whose modules' outputs are multiplied."""
         if self.scaling is None:
             return {}
-        modules = set(self.scaling.modules)
-        return {name: self.scaling.factor for name in names if name.rpartition(".")[0] in modules}
+        factors = self.scaling.factors
+        return {name: factors[name.rpartition(".")[0]] for name in names if name.rpartition(".")[0] in factors}
 
     def _rounded(self) -> set[str]:
         """All parameters but those of batch norms, which need their range."""
@@ -341,8 +341,9 @@ def _without_cudnn(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
 
 
 def _exact(scaling: Scaling | None) -> Scaling | None:
-    """A scaling by a power of two, which weights take on without rounding; others are left to the hooks."""
-    return scaling if scaling is not None and math.frexp(scaling.factor)[0] == 0.5 else None
+    """A scaling by powers of two, which weights take on without rounding; others are left to the hooks."""
+    is_exact = scaling is not None and all(math.frexp(factor)[0] == 0.5 for factor in scaling.factors.values())
+    return scaling if is_exact else None
 
 
 def _widened(module: nn.Module, _: Any, output: Any) -> Any:

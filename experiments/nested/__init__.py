@@ -1,0 +1,1 @@
+"""Nested against the other methods."""

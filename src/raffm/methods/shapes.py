@@ -1,0 +1,79 @@
+"""Which widths a device of a size gets: all by one ratio ("uniform"), "balanced" under its budget, or as somebody says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+
+from raffm.algebra.layout import Layout
+from raffm.devices.balance import Shape, Widths
+from raffm.errors import RunError
+from raffm.methods.method import Device
+from raffm.methods.widths import ratio_of, width_sizes
+from raffm.models.labelled import Labelled
+
+Shapes = str | Mapping[str, Sequence[int]]
+"""`uniform`, `balanced`, or for every size its widths, in the order of the family's table: {"1/4": [64, 128, 160, 160]}."""
+
+
+def sizes_at(server: Labelled, size: float, fleet: Sequence[float], shapes: Shapes) -> dict[str, int]:
+    """The sizes of the groups of a submodel for devices of a size; `fleet` are all sizes that devices were dealt."""
+    if shapes == "uniform":
+        return width_sizes(server.layout, ratio_of(size))
+    widths = Widths(server)
+    return widths.sizes(shape_of(widths, size, tuple(sorted(set(fleet), reverse=True)), shapes))
+
+
+def refuse_shapes(server: Labelled, devices: Sequence[Device], shapes: Shapes) -> None:
+    """Every device needs a shape, and one that was given must lie inside those of larger devices."""
+    found = [(device.size, sizes_at(server, device.size, device.fleet, shapes)) for device in devices]
+    ordered = sorted(found, key=lambda entry: -entry[0])
+    for (larger, large), (smaller, small) in pairwise(ordered):
+        if any(size > large[group] for group, size in small.items()):
+            raise RunError(f"the shape of size {smaller:g} does not lie inside that of size {larger:g}.")
+
+
+def shape_of(widths: Widths, size: float, fleet: tuple[float, ...], shapes: Shapes) -> Shape:
+    """A size for every width. That of a size which nobody was dealt lies between those that some were."""
+    if isinstance(shapes, str):
+        if shapes != "balanced":
+            raise RunError(f'shapes are "uniform", "balanced", or widths for every size, not {shapes!r}.')
+        return _balanced(_Model(widths), size, fleet)
+    known = {float(Fraction(label)): tuple(given) for label, given in shapes.items()}
+    if size == 1 and 1.0 not in known:
+        return widths.whole
+    if size not in known:
+        raise RunError(f"shapes are given for the sizes {', '.join(shapes)}, but not for {size:g}.")
+    shape = known[size]
+    if len(shape) != len(widths.whole) or not all(0 < one <= most for one, most in zip(shape, widths.whole, strict=False)):
+        names = ", ".join(f"{name} {most}" for name, most in zip(widths.groups, widths.whole, strict=True))
+        raise RunError(f"the shape {list(shape)} of size {size:g} does not fit; the widths, and their most, are: {names}.")
+    return shape
+
+
+class _Model:
+    """A model's widths, equal to those of every model with the same layout: shapes are found once."""
+
+    def __init__(self, widths: Widths) -> None:
+        self.widths = widths
+        self._layout: Layout = widths.server.layout
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Model) and self._layout.fingerprint == other._layout.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self._layout.fingerprint)
+
+
+@lru_cache(maxsize=256)
+def _balanced(model: _Model, size: float, fleet: tuple[float, ...]) -> Shape:
+    """In a fleet: inside the next larger shape of the fleet. Others also around the next smaller one."""
+    widths = model.widths
+    if size >= 1:
+        return widths.whole
+    larger = min((each for each in fleet if each > size), default=1.0)
+    smaller = max((each for each in fleet if each < size), default=None)
+    around = None if smaller is None or size in fleet else _balanced(model, smaller, fleet)
+    return widths.balanced(widths.budget(size), _balanced(model, larger, fleet), around)

@@ -45,9 +45,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--what", nargs="+", default=["rates", "final"], choices=("rates", "final"))
     parser.add_argument("--runs", type=Path, default=None, help="where runs go (default runs/nested-SCALE)")
-    parser.add_argument(
-        "--results", type=Path, default=None, help="where results go (default: beside this file)"
-    )
+    parser.add_argument("--results", type=Path, default=None, help="where results go (default: beside this file)")
     options = parser.parse_args()
     folder = options.runs or Path("runs") / f"nested-{options.scale}"
     is_smoke = options.scale == "smoke"

@@ -22,10 +22,12 @@ from laws.oracle import assert_equals_oracle, assert_same_bits
 from laws.strategies import World, block_of, cuts, rankings, seeds, sizes, worlds
 from raffm.algebra.axis import coordinates, names, parse, parse_label, value
 from raffm.algebra.blocks import depth_of, is_place, place_value
+from raffm.algebra.inside import inside, views
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract, gather, moves, permute, put
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
+from raffm.errors import SelectionError
 
 # -- layouts -------------------------------------------------------------------------------------------------------
 
@@ -265,6 +267,37 @@ def test_extracting_a_composition_is_the_composition_of_extracts(data: st.DataOb
     both = layout.compose(outer, inner)
     assert_same_bits(extract(tensors, layout, both), twice)
     assert layout.cut(both).fingerprint == inner_layout.cut(inner).fingerprint
+
+
+@given(st.data(), worlds(), seeds)
+def test_a_smaller_submodel_is_seen_inside_a_larger_one_and_gradients_go_back_there(
+    data: st.DataObject, world: World, seed: int
+) -> None:
+    layout, tensors = world.layout(), world.values(seed)
+    first = data.draw(cuts(world))
+    outer = layout.select(first)
+    inner = layout.cut(outer).select(data.draw(cuts(world.cut(first))))
+    both = layout.compose(outer, inner)
+    own = {name: tensor.double().requires_grad_() for name, tensor in extract(tensors, layout, outer).items()}
+    seen = views(own, layout, outer, both)
+    assert_same_bits({name: tensor.detach() for name, tensor in seen.items()}, _doubled(extract(tensors, layout, both)))
+    weights = {name: torch.randn(tensor.shape, dtype=torch.float64) for name, tensor in seen.items()}
+    total = sum((weights[name] * tensor).sum() for name, tensor in seen.items())
+    grads = dict(zip(own, torch.autograd.grad(total, list(own.values()), allow_unused=True), strict=True))  # type: ignore[arg-type]
+    expected = {name: torch.zeros_like(tensor) for name, tensor in own.items()}
+    put(weights, expected, layout.cut(outer), inner)
+    for name, gradient in grads.items():
+        assert torch.equal(torch.zeros_like(own[name]) if gradient is None else gradient, expected[name])
+
+
+def _doubled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.double() for name, tensor in tensors.items()}
+
+
+def test_a_submodel_that_does_not_lie_inside_another_is_refused() -> None:
+    layout = Layout.build({"w": parse_label("a -> b")}, {"w": (4, 4)})
+    with pytest.raises(SelectionError, match="positions of `w`"):
+        inside(layout, layout.select({"a": [0, 1]}), layout.select({"a": [1, 2]}))
 
 
 @given(st.data(), worlds())

@@ -64,7 +64,7 @@ def _with_rows(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]
 
 
 def _first_row(table: str) -> Callable[[nn.Module], Tensor]:
-    return lambda norm: getattr(norm, table)[0]  # type: ignore[no-any-return]
+    return lambda norm: getattr(norm, table)[0]
 
 
 @torch.no_grad()

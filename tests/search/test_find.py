@@ -76,6 +76,7 @@ def test_where_finalists_are_slower_than_expected_faster_ones_join_them(vit: Pla
     assert len(found.finalists) > 1
 
 
+@pytest.mark.slow
 def test_a_limit_that_only_the_smallest_keeps_gives_the_smallest(vit: Plan) -> None:
     least, _ = costs(vit, "memory")
     found = searched(vit, {"memory": least["memory"]}, replace(EFFORT, evaluations=3))

@@ -44,7 +44,7 @@ SMALL = 5.0
 CHANGED = 0.1
 """The part of a child's widths that is changed."""
 
-IDLE = 30
+IDLE = 3
 """Generations without anything new after which the search ends."""
 
 PROMISED = 6

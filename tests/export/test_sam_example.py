@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import onnxruntime
+import pytest
 import torch
 
 from raffm import load_submodel
@@ -14,6 +15,7 @@ from raffm import load_submodel
 SCRIPT = Path(__file__).parents[2] / "examples" / "segment_anything" / "sam.py"
 
 
+@pytest.mark.slow
 def test_a_tiny_sam_is_verified_cut_prompted_and_its_encoder_exported(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, SCRIPT, "--out", tmp_path], capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, ran.stderr

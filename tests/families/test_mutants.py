@@ -54,6 +54,7 @@ def test_verify_catches_every_mutant_of_a_table(case: Case, part: int) -> None:
     assert survivors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAMILIES, ids=lambda case: case.name)
 def test_mutants_called_equivalent_are_true_claims(case: Case) -> None:
     model = case.build(**EQUAL[case.family])

@@ -50,10 +50,10 @@ def costs(plan: Plan, *kinds: str) -> tuple[dict[str, float], dict[str, float]]:
 def test_everything_that_is_judged_keeps_the_limit(vit: Plan, kind: str) -> None:
     least, most = costs(vit, kind)
     limit = (least[kind] + most[kind]) / 2
-    found = searched(vit, {kind: limit}, replace(EFFORT, evaluations=15))
+    found = searched(vit, {kind: limit}, replace(EFFORT, evaluations=8))
     assert all(each.costs[kind] <= limit for each in found.judged)
     assert found.cost == kind
-    assert len(found.judged) == 15
+    assert len(found.judged) == 8
     assert found.best in found.finalists
     assert found.submodels == space_of(vit).count()
 

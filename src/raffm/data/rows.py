@@ -62,7 +62,7 @@ def opened(source: str) -> dict[str, Rows]:
     if source in glue.METRICS:
         source = glue.source_of(source, data_folder())
     places = [data_folder() / source, Path(source)]
-    parts = next((found for place in places if (found := _found(place))), None) or _from_hub(HUB.get(source, source))
+    parts = next((found for place in places if (found := _found(place))), None) or _from_hub(source)
     if "train" not in parts:
         raise DataError(f"the source {source!r} has no part named 'train', only: {', '.join(parts)}.")
     for rows in parts.values():
@@ -161,7 +161,7 @@ def _from_hub(source: str) -> dict[str, Rows]:
             f"there is no data set {source!r} in {str(data_folder())!r}, no such path, and Hugging Face's `datasets`"
             f" is not installed. {advice}"
         ) from None
-    name, _, config = source.partition(":")
+    name, _, config = HUB.get(source, source).partition(":")
     try:
         parts = datasets.load_dataset(name, config or None)
     except (OSError, ValueError, RuntimeError) as error:

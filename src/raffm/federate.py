@@ -30,6 +30,7 @@ from raffm.methods import method_of
 from raffm.methods.method import Device, Method, Served
 from raffm.models.checkpoint import save_submodel
 from raffm.models.labelled import Labelled
+from raffm.models.rows import plain_submodel
 from raffm.notices import notice
 from raffm.report.folder import write_results
 from raffm.report.tables import as_markdown
@@ -85,7 +86,10 @@ def submodel_of(plan: Plan, size: float, view: str = "", statistics: Statistics 
     if not 0 < size <= 1:
         raise RunError(f"a size is a part of the full model, above 0 and at most 1, but was given {size!r}.")
     known = [device for device in plan.served.values() if device.size == size]
-    (ways,) = plan.method.serve(plan.server, plan.rounds, known[:1] or [Device(-1, size, fleet=plan.dealt)])
+    if not known:
+        known = [Device(-1, size, fleet=plan.dealt)]
+        plan.method.refuse(plan.server, known)
+    (ways,) = plan.method.serve(plan.server, plan.rounds, known[:1])
     chosen = [way for way in ways if not view or way.view == view]
     if not chosen:
         raise RunError(f"{plan.method.name} serves nothing of size {size!r}" + (f" as {view!r}." if view else "."))
@@ -93,7 +97,8 @@ def submodel_of(plan: Plan, size: float, view: str = "", statistics: Statistics 
 
 
 def _made(plan: Plan, way: Served, statistics: Statistics) -> nn.Module:
-    return served(plan, Workshop(plan), Job(way.shares[0], plan.rounds), statistics=statistics)
+    module = served(plan, Workshop(plan), Job(way.shares[0], plan.rounds), statistics=statistics)
+    return plain_submodel(plan.server, module)
 
 
 def load_data(

@@ -89,7 +89,8 @@ def rounds(plan: Plan, backend: Backend) -> list[Outcome]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nodes_give_the_server_that_one_process_gives(family: str, name: str) -> None:
-    local = Local("sgd", lr=0.05, batch=5, steps=2)
+    rate = 0.04 if name == "nested" else 0.05  # at 0.05 a ReLU of `nested` is at its kink, where rounding decides
+    local = Local("sgd", lr=rate, batch=5, steps=2)
     plans = [plan_of(family, name, "1, 1/4", labels=LABELS, local=local) for _ in range(2)]
     outcomes = rounds(plans[0], Posted(plans[0], post(plans[0])))
     assert not [outcome.refused for outcome in outcomes if outcome.refused]

@@ -21,6 +21,7 @@ from raffm.methods import method_of
 from raffm.methods.method import Client, Device
 from raffm.methods.shapes import sizes_at
 from raffm.methods.widths import scaled_modules
+from raffm.models.exits import with_exits
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny, trainable
 
@@ -148,6 +149,6 @@ def test_what_makes_no_shape_is_refused_in_words() -> None:
     with pytest.raises(BudgetError, match="no shape fits"):
         resnet(16, 32).balanced(Budget(max_params=10))
     with pytest.raises(SpaceError, match="names no widths"):
-        _ = Widths(Labelled.of(tiny("gpt2"))).groups
+        _ = Widths(with_exits(Labelled.of(tiny("vit")), (1,))).groups
     with pytest.raises(RunError, match="has no switch 'shapes'"):
         method_of("fiarse", shapes="balanced")

@@ -22,7 +22,7 @@ from laws.oracle import assert_equals_oracle, assert_same_bits
 from laws.strategies import World, block_of, cuts, rankings, seeds, sizes, worlds
 from raffm.algebra.axis import coordinates, names, parse, parse_label, value
 from raffm.algebra.blocks import depth_of, is_place, place_value
-from raffm.algebra.inside import inside, views
+from raffm.algebra.inside import inside, views, within
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract, gather, moves, permute, put
 from raffm.algebra.ranking import Ranking
@@ -288,6 +288,19 @@ def test_a_smaller_submodel_is_seen_inside_a_larger_one_and_gradients_go_back_th
     put(weights, expected, layout.cut(outer), inner)
     for name, gradient in grads.items():
         assert torch.equal(torch.zeros_like(own[name]) if gradient is None else gradient, expected[name])
+
+
+@given(st.data(), worlds(), seeds)
+def test_whoever_was_sent_a_submodel_finds_the_smaller_one_in_it_without_knowing_its_indices(
+    data: st.DataObject, world: World, seed: int
+) -> None:
+    layout, tensors = world.layout(), world.values(seed)
+    first = data.draw(cuts(world))
+    outer = layout.select(first)
+    both = layout.compose(outer, layout.cut(outer).select(data.draw(cuts(world.cut(first)))))
+    counts = {name: kept if name in layout.depths else kept.shape[-1] for name, kept in outer.kept.items()}
+    sent, stood_in = extract(tensors, layout, outer), layout.select(counts)
+    assert_same_bits(views(sent, layout, stood_in, within(layout, outer, both)), extract(tensors, layout, both))
 
 
 def _doubled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,10 +19,11 @@ from raffm.methods.method import Held, Share
 from raffm.models.exits import ExitLogits
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
+from raffm.models.rows import give_back
 from raffm.rounds.backend import Serial
 from raffm.rounds.local import Local
 from raffm.rounds.loop import train
-from raffm.rounds.plan import Evaluating, Participation, Plan
+from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
 from raffm.rounds.results import Results
 from raffm.rounds.workshop import Outcome, Workshop
 
@@ -76,6 +77,10 @@ def labelled(family: str, seed: int = 0) -> Labelled:
     return Labelled.of(model)
 
 
+USUAL: dict[str, dict[str, Any]] = {"nested": {"shapes": "uniform"}}
+"""Tiny models are too small for balanced shapes of a quarter: their residual streams stay whole."""
+
+
 def plan_of(family: str, method: str, fleet: str = "full", labels: Sequence[Sequence[int]] | None = None, **rest: Any) -> Plan:
     """A plan of one round in which every client takes part; `switches` are the method's."""
     data = rest.pop("data", None) or federation(family, labels or [ALL, ALL * 2, ALL, ALL])
@@ -87,7 +92,8 @@ def plan_of(family: str, method: str, fleet: str = "full", labels: Sequence[Sequ
         "evaluating": Evaluating(every=100, calibration_clients=2),
         "fleet": fleet_of(fleet),
         "server": rest.pop("server", None) or labelled(family),
-        "method": method_of(method, **rest.pop("switches", {})),
+        "method": method_of(method, **{**USUAL.get(method, {}), **rest.pop("switches", {})}),
+        "merging": Merging(average=0.0),
         **rest,
     }
     return Plan(data=data, **settings)
@@ -104,6 +110,8 @@ def rounds_of(plan: Plan, clients: Sequence[int] | None = None) -> list[Outcome]
         orders = plan.orders(round, plan.cohort(round).present if clients is None else clients)
         outcomes += backend.train(orders, tally, lambda _: None, lambda: None)
         tally.step()
+    if plan.given is not None:
+        give_back(plan.server, plan.given)
     assert not [outcome.refused for outcome in outcomes if outcome.refused]
     return outcomes
 

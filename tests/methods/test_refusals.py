@@ -76,8 +76,8 @@ def test_a_method_that_there_is_not_is_refused_with_those_that_there_are() -> No
     with pytest.raises(RunError) as caught:
         method_of("fedprox")
     words_of(caught, "'fedprox'", *NAMES)
-    expected = "fedavg fedavg-capable federated-dropout fedrolex fiarse fiarse-structured heterofl pruning-greedy raffm "
-    expected += "scalefl smallest-for-all"
+    expected = "fedavg fedavg-capable federated-dropout fedrolex fiarse fiarse-structured heterofl nested pruning-greedy "
+    expected += "raffm scalefl smallest-for-all"
     assert list(METHODS) == expected.split()
     assert [method_of(name).name for name in NAMES] == list(NAMES)
 

@@ -54,7 +54,7 @@ Floats = NDArray[np.float64]
 @cache
 def server_of(family: str) -> Labelled:
     """A tiny model with exits; shared by tests that train nothing."""
-    return ScaleFL().adapt(labelled(family), 0)
+    return ScaleFL().adapt(labelled(family), 0, (1.0,))
 
 
 @cache
@@ -172,7 +172,7 @@ def test_a_full_device_gets_the_full_model() -> None:
 def test_of_equal_pairs_the_deeper_one_is_chosen(
     ffn: int, classes: int, params: int, deeper: tuple[int, float], flatter: tuple[int, float]
 ) -> None:
-    server = ScaleFL().adapt(Labelled.of(tiny("vit", intermediate_size=ffn, num_labels=classes)), 0)
+    server = ScaleFL().adapt(Labelled.of(tiny("vit", intermediate_size=ffn, num_labels=classes)), 0, (1.0,))
     known = {(pair.share.numbers["exit"], pair.share.numbers["ratio"]): pair.params for pair in pairs(server, EIGHTHS)}
     assert known[deeper] == known[flatter] == params
     for widths in (EIGHTHS, EIGHTHS[::-1]):
@@ -181,7 +181,7 @@ def test_of_equal_pairs_the_deeper_one_is_chosen(
 
 
 def test_a_wider_choice_of_exits_and_widths_is_used() -> None:
-    server = ScaleFL(after=(2,), widths=(0.3, 1.0)).adapt(labelled("vit"), 0)
+    server = ScaleFL(after=(2,), widths=(0.3, 1.0)).adapt(labelled("vit"), 0, (1.0,))
     assert server.model.recipe.after == (2,)
     assert {tuple(sorted(pair.share.numbers.items())) for pair in pairs(server, (0.3, 1.0))} == {
         (("exit", exit), ("ratio", ratio)) for exit in (1, 2) for ratio in (0.3, 1.0)

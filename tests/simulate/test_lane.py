@@ -57,8 +57,8 @@ def run(lane: Lane, order: Order, held: Held, learn: Learn) -> dict[str, Tensor]
     begin = 0
     while begin < lane.steps:
         count = lane.fill(begin)
-        for _ in range(count):
-            lane.step()
+        for at in range(count):
+            lane.step(lane.turn(begin + at))
         begin += count
     return lane.update(order)
 

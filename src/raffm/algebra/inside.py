@@ -45,6 +45,41 @@ def _listed(where: Where, length: int) -> Tensor:
     return torch.arange(where.start, where.stop) if isinstance(where, slice) else where
 
 
+def within(layout: Layout, outer: Selection, inner: Selection) -> Selection:
+    """The inner submodel for whoever has the first indices of every group, but for blocks, in place of the outer one's."""
+    chosen: dict[str, Tensor] = {}
+    for name, kept in outer.kept.items():  # what only the outer one cuts is whole for the inner one
+        chosen[name] = kept if name in layout.depths else torch.arange(kept.shape[-1]).expand(kept.shape)
+    for name, kept in inner.kept.items():
+        base, given = layout.bases.get(name), outer.kept.get(name)
+        if name in layout.depths:
+            chosen[name] = kept
+        elif base is None:
+            chosen[name] = _places(given, kept)
+        else:
+            known = _rows(outer, layout, base)
+            rows = [known.index(row) for row in _rows(inner, layout, base)]
+            pairs = zip(rows, kept, strict=True)
+            chosen[name] = torch.stack([_places(None if given is None else given[row], own) for row, own in pairs])
+    return layout.select(dict(chosen))
+
+
+def _places(known: Tensor | None, wanted: Tensor) -> Tensor:
+    """The places of sorted indices among sorted ones."""
+    if known is None:
+        return wanted
+    places = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
+    if not torch.equal(known[places], wanted):
+        raise SelectionError("the smaller submodel keeps indices that the larger one lacks.")
+    return places
+
+
+def _rows(selection: Selection, layout: Layout, base: str) -> list[int]:
+    kept = selection.kept.get(base)
+    rows: list[int] = list(range(layout.groups[base].size)) if kept is None else kept.tolist()
+    return rows
+
+
 def views(tensors: Tensors, layout: Layout, outer: Selection, inner: Selection) -> dict[str, Tensor]:
     """The tensors of a smaller submodel as parts of those of a larger one, which gradients pass through.
 

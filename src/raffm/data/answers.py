@@ -61,6 +61,11 @@ class SpanAnswers(_Answers):
         both = [functional.cross_entropy(outputs[:, place], labels[:, place], reduction="none") for place in (0, 1)]
         return (both[0] + both[1]) / 2
 
+    def taught(self, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """The same with the teacher's probabilities."""
+        both = [super(SpanAnswers, self).taught(outputs[:, place], teacher[:, place]) for place in (0, 1)]
+        return (both[0] + both[1]) / 2
+
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """F1 and exact match, by question."""
         known = self.known()
@@ -70,6 +75,8 @@ class SpanAnswers(_Answers):
 @dataclass(frozen=True)
 class WrittenAnswers(_Answers):
     """Models with encoder and decoder write the answer. Outputs are the loss of the right one, then what was written."""
+
+    taught = None  # type: ignore[assignment]  # its outputs say nothing of other answers
 
     def forward(self, module: nn.Module, batch: Batch) -> Tensor:
         """The loss of the right answer; nothing is written."""

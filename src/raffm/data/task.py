@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -30,7 +30,8 @@ class Batch:
 class Task(Protocol):
     """Five functions; bring your own for another model, loss or metric. None of them may wait for the device.
 
-    Where more is asked of a model than in training, such as to write, a sixth says it: `predict(module, batch)`.
+    Where more is asked of a model than in training, such as to write, a sixth says it: `predict(module, batch)`. Where one
+    model can teach another, a seventh says how far it is from that: `taught(outputs, teacher)`, a loss for every example.
     """
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -64,6 +65,10 @@ class Classification:
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy."""
         return functional.cross_entropy(outputs, labels, reduction="none")
+
+    def taught(self, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """Cross-entropy with the teacher's probabilities."""
+        return functional.cross_entropy(outputs, teacher.softmax(-1), reduction="none")
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """Accuracy, macro and weighted F1."""
@@ -157,6 +162,10 @@ class TextRegression(TextClassification):
         """Squared error."""
         return (outputs.flatten() - labels).square()
 
+    def taught(self, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """Squared error."""
+        return self.losses(outputs, teacher.flatten())
+
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         """The correlations that are named."""
         return named_metrics(self.named, outputs, labels)
@@ -165,6 +174,8 @@ class TextRegression(TextClassification):
 @dataclass(frozen=True)
 class LanguageModelling(TextClassification):
     """Token ids, of which each is to be told from those before it. Outputs are what the model gave to the right ones."""
+
+    taught = None  # type: ignore[assignment]  # what it gave to the others is not among its outputs
 
     def forward(self, module: nn.Module, batch: Batch) -> Tensor:
         """For every token but the first: the logarithm of its probability, and whether it was the likeliest; 0 for padding.
@@ -195,6 +206,15 @@ def predicted_by(task: Task, module: nn.Module, batch: Batch) -> Tensor:
     """What a model says when it is tested: a row for every example, all rows of one length."""
     said: Tensor = getattr(task, "predict", task.forward)(module, batch)
     return said
+
+
+Taught = Callable[[Tensor, Tensor], Tensor]
+
+
+def teaching(task: Task) -> Taught | None:
+    """How far a model's outputs are from a teacher's, an entry for every example; None where a task does not say."""
+    found: Taught | None = getattr(task, "taught", None)
+    return found
 
 
 def stated(task: Task) -> dict[str, Any]:

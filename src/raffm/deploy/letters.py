@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raffm.algebra.coding import decode, encode
+from raffm.algebra.inside import within
 from raffm.algebra.layout import Layout
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import extract, moves
@@ -34,11 +35,12 @@ from raffm.methods.method import Client, Held, Share
 from raffm.models.checkpoint import dtype_name, model_described
 from raffm.models.labelled import Labelled
 from raffm.models.moments import Moments
+from raffm.models.rows import rows_of
 from raffm.rounds.plan import Order, Plan
 
 Arrays = dict[str, NDArray[Any]]
 
-FORMAT = 2
+FORMAT = 3
 
 TENSOR, MASK, CONSTANT, MOMENTS = "tensor/", "mask/", "constant/", "moments/"
 """What the names of arrays begin with."""
@@ -89,6 +91,8 @@ def parcel_of(plan: Plan, share: Share, held: Held, folded: Mapping[str, float] 
     about = {
         "sizes": sizes_of(server.layout, selection),
         "numbers": dict(share.numbers),
+        "inner": [within(server.layout, selection, inner).to_json() for inner in share.inner],
+        "drawn": share.drawn,
         "dtypes": {name: dtype_name(tensor) for name, tensor in tensors.items()},
         "shapes": {name: list(tensors[name].shape) for name in masks},
         "untrained": sorted(untrained),
@@ -126,6 +130,7 @@ def _letter(
         "client": client,
         "layout": plan.server.layout.fingerprint,
         "model": model_described(plan.server.model),
+        "rows": rows_of(plan.server.model),
         "task": task_described(plan.task),
         "method": described(plan.method),
     }

@@ -34,6 +34,7 @@ from raffm.models.checkpoint import model_without_weights
 from raffm.models.label import named_tensors
 from raffm.models.labelled import Labelled
 from raffm.models.moments import Moments, moments
+from raffm.models.rows import rows_of, with_rows
 from raffm.models.surgery import assembled, skeleton
 from raffm.rounds.local import Local, batches_of, dropout_seed, order_of, train
 
@@ -66,6 +67,8 @@ class Node:
         if letter.about.get("format") != FORMAT:
             raise RunError(f"the server writes letters of format {letter.about.get('format')!r}; this raffm reads {FORMAT}.")
         frame = self.frame or Labelled.of(model_without_weights(letter.about["model"]))
+        rows = letter.about["rows"]
+        frame = with_rows(frame, rows) if rows and not rows_of(frame.model) else frame
         if letter.about["layout"] != frame.layout.fingerprint:
             raise RunError(
                 f"the server's model has the layout {letter.about['layout']}, the node's {frame.layout.fingerprint}: their "
@@ -88,7 +91,9 @@ class Visit:
         """Build the submodel, do what is asked, and say what came of it."""
         layout, about = self.frame.layout, self.letter.about
         held = held_of(self.letter)
-        share = Share(layout.select(dict(about["sizes"])), about["numbers"])  # the first indices stand for the chosen ones
+        inner = tuple(layout.select(each) for each in about["inner"])
+        own = layout.select(dict(about["sizes"]))  # the first indices stand for the chosen ones
+        share = Share(own, about["numbers"], inner=inner, drawn=about["drawn"])
         tensors = {**self._frozen(), **tensors_of(self.letter, held)}
         module = assembled(self.frame.model, layout, share.selection, tensors)
         untrained = set(about["untrained"])

@@ -17,6 +17,7 @@ from raffm.methods.flexlora import FlexLoRA
 from raffm.methods.heterofl import HeteroFL
 from raffm.methods.lora import LoRA
 from raffm.methods.method import Method
+from raffm.methods.nested import Nested
 from raffm.methods.pruning_greedy import PruningGreedy
 from raffm.methods.raffm import RaFFM
 from raffm.methods.raflora import RaFLoRA
@@ -31,6 +32,7 @@ KINDS = (
     Fiarse,
     FiarseStructured,
     HeteroFL,
+    Nested,
     PruningGreedy,
     RaFFM,
     ScaleFL,

@@ -190,7 +190,7 @@ def _learn_masked(
     bounds: list[float] = []
 
     @torch.no_grad()
-    def prepare(module: nn.Module) -> None:
+    def prepare(module: nn.Module) -> tuple[()]:
         for name, parameter in module.named_parameters():
             if name in kept:
                 weights.append(parameter)
@@ -198,6 +198,7 @@ def _learn_masked(
                 parked.append(torch.zeros_like(parameter))
                 bounds.append(limits[name])
         torch._foreach_mul_(weights, active)
+        return ()
 
     @torch.no_grad()
     def after_backward(module: nn.Module) -> None:

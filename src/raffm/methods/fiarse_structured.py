@@ -92,7 +92,7 @@ def _learn_pulled(plain: Learn, layout: Layout, slopes: Mapping[str, Tensor]) ->
     """
     edges: list[_Edge] = []
 
-    def prepare(module: nn.Module) -> None:
+    def prepare(module: nn.Module) -> tuple[()]:
         parameters = dict(module.named_parameters())
         for group, slope in slopes.items():
             uses = [use for use in layout.uses(group) if use[0] in parameters]
@@ -100,6 +100,7 @@ def _learn_pulled(plain: Learn, layout: Layout, slopes: Mapping[str, Tensor]) ->
             places = [_places(layout, name, axis, group).to(device) for name, axis in uses]
             weights = [(parameters[name], axis) for name, axis in uses]
             edges.append(_Edge(slope, weights, places))
+        return ()
 
     @torch.no_grad()
     def after_backward(module: nn.Module) -> None:

@@ -1,12 +1,13 @@
 """What a method is: which part a client gets, how it trains, how updates join, which submodel a device is served.
 
-    adapt     (server, seed)             the model that is trained: nearly always the given one
+    adapt     (server, seed, fleet)      the model that is trained: nearly always the given one
     choose    (server, round, devices)   a Share for every device of the round; None for one that sits it out
     learn     (server, share, client)    what happens in a client's steps; the backend owns the loop
     tally     (server, sizes)            what counts the updates of a round: nearly always a plain Tally
     merge     (tally, server, update)    how one client's update is counted
     serve     (server, round, devices)   the submodels that devices receive afterwards
     folded    (server, share)            factors of their tensors, where training scaled what modules give
+    completed (server, fleet, selection) a submodel that somebody else chose, as the method would serve it
 
 `Usual` has what most of them do. A method is a frozen dataclass whose fields are its switches. It keeps no state: what
 it decides follows from the server's model, the round and the seed, so a run can be stopped and resumed anywhere.
@@ -14,7 +15,7 @@ it decides follows from the server's model, the round and the seed, so a run can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,17 +51,25 @@ class Share:
     """What a device is given, in plain values: the indices it holds, and numbers that its method needs.
 
     `counts` says how many elements a mask keeps, where there is one: shares with equal shapes and counts cost the same.
+    `inner` are smaller submodels, inside of this one, that are trained with it: all of them in every step, or, where `drawn`
+    is not None, one of them, drawn step by step from a generator with that seed.
     """
 
     selection: Selection = field(default_factory=Selection)
     numbers: Mapping[str, float] = field(default_factory=dict)
     counts: tuple[int, ...] = ()
+    inner: tuple[Selection, ...] = ()
+    drawn: int | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Share) and self.selection == other.selection and self.numbers == other.numbers
+        return isinstance(other, Share) and self._content == other._content
 
     def __hash__(self) -> int:
-        return hash((self.selection, tuple(sorted(self.numbers.items()))))
+        return hash(self._content)
+
+    @property
+    def _content(self) -> object:
+        return self.selection, tuple(sorted(self.numbers.items())), self.inner, self.drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,18 +123,37 @@ class Scaling:
     factors: Mapping[str, float]
 
 
+Loss = Callable[[nn.Module, Batch], Tensor | Iterable[Tensor]]
+"""The loss of a batch, or its terms one by one: each is backpropagated before the next is asked for, and gradients add up."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Losses that take turns: a step takes the one whose place `turn` gives for its number."""
+
+    losses: tuple[Loss, ...]
+    turn: Callable[[int], int]
+
+
+def alone(module: nn.Module) -> Sequence[nn.Module]:
+    """Leave the module as it is; no other is run beside it."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Learn:
     """What a method does in a client's training. None of these may wait for the device.
 
-    `prepare` runs once before the steps, `finish` once after them; the module belongs to the backend and is used again.
+    `loss` is what every step takes, unless there are `turns`. What a client reports is the mean of its first term.
+    `prepare` runs once before the steps, and gives the modules, besides the client's own, that the loss runs; `finish` runs
+    once after them. The module belongs to the backend and is used again.
     `constants` are the tensors that belong to this client and that the functions read, `key` whatever else differs between
     clients: a backend that keeps a step for the next client of the same shape and key writes its constants into these.
     `fading` and `scaling` say what the hooks do, where they do just that, so that a backend may do it in one pass.
     """
 
-    loss: Callable[[nn.Module, Batch], Tensor]
-    prepare: Step = nothing
+    loss: Loss
+    prepare: Callable[[nn.Module], Sequence[nn.Module]] = alone
     after_backward: Step = nothing
     after_step: Step = nothing
     finish: Step = nothing
@@ -133,6 +161,17 @@ class Learn:
     key: tuple[float, ...] = ()
     fading: Fading | None = None
     scaling: Scaling | None = None
+    turns: Turns | None = None
+
+    def turn(self, step: int) -> int:
+        """Which of its losses a step takes."""
+        return 0 if self.turns is None else self.turns.turn(step)
+
+    def terms(self, turn: int, module: nn.Module, batch: Batch) -> Iterable[Tensor]:
+        """The terms of the loss that a turn takes."""
+        loss = self.loss if self.turns is None else self.turns.losses[turn]
+        found = loss(module, batch)
+        return (found,) if isinstance(found, Tensor) else found
 
 
 class Method(Protocol):
@@ -143,8 +182,8 @@ class Method(Protocol):
         """The name by which users pick the method."""
         ...
 
-    def adapt(self, server: Labelled, seed: int) -> Labelled:
-        """The model to train, from the given one, whose tensors it shares."""
+    def adapt(self, server: Labelled, seed: int, fleet: Sequence[float]) -> Labelled:
+        """The model to train, from the given one, whose tensors it shares; `fleet` are the sizes that clients have."""
         ...
 
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
@@ -179,11 +218,15 @@ class Method(Protocol):
         """By what the tensors of a served submodel are multiplied, by their names there; others stay as they are."""
         ...
 
+    def completed(self, server: Labelled, fleet: Sequence[float], selection: Selection) -> Selection:
+        """A submodel of any sizes, as the method would serve it."""
+        ...
+
 
 class Usual:
     """What most methods do: they train the given model, by the task's loss, and count what was held."""
 
-    def adapt(self, server: Labelled, seed: int) -> Labelled:
+    def adapt(self, server: Labelled, seed: int, fleet: Sequence[float]) -> Labelled:
         """The model as it is."""
         return server
 
@@ -209,6 +252,10 @@ class Usual:
     def folded(self, server: Labelled, share: Share) -> Mapping[str, float]:
         """No factors."""
         return {}
+
+    def completed(self, server: Labelled, fleet: Sequence[float], selection: Selection) -> Selection:
+        """As it is."""
+        return selection
 
 
 def plain_loss(task: Task) -> Callable[[nn.Module, Batch], Tensor]:

@@ -49,7 +49,7 @@ class ScaleFL(Usual):
     temperature: float = 3.0
     distil_from: int = 0
 
-    def adapt(self, server: Labelled, seed: int) -> Labelled:
+    def adapt(self, server: Labelled, seed: int, fleet: Sequence[float]) -> Labelled:
         """The model with early exits."""
         self._refuse_switches()
         if isinstance(server.model, Exits):

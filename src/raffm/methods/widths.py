@@ -16,7 +16,7 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.data.task import Batch, Task
 from raffm.errors import RunError
-from raffm.methods.method import Client, Held, Learn, Scaling, Share, Update, plain_loss
+from raffm.methods.method import Client, Learn, Scaling, Share, Update, plain_loss
 from raffm.models.labelled import Labelled
 
 CLASSES = "classes"
@@ -47,14 +47,6 @@ def cut_share(server: Labelled, ranking: Ranking, size: float) -> Share:
 def prefix(server: Labelled, size: float) -> Share:
     """The first sqrt(size) of every width."""
     return cut_share(server, Ranking(), size)
-
-    def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
-        """With scaler and masked loss."""
-        return learn_widths(server, share, client, self.scaler, self.masked_loss)
-
-    def merge(self, tally: Tally, server: Labelled, update: Update) -> None:
-        """The counted mean, by class in the head."""
-        merge_by_class(tally, update, self.masked_loss)
 
 
 def refuse_widths(server: Labelled, method: str, scaler: bool, masked_loss: bool) -> None:
@@ -93,8 +85,9 @@ def scaled(learn: Learn, server: Labelled, share: Share) -> Learn:
         return learn
     hooks: list[torch.utils.hooks.RemovableHandle] = []
 
-    def prepare(module: nn.Module) -> None:
+    def prepare(module: nn.Module) -> tuple[()]:
         hooks.extend(module.get_submodule(name).register_forward_hook(_divided_by(ratio)) for name, ratio in ratios.items())
+        return ()
 
     def finish(module: nn.Module) -> None:
         for hook in hooks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -30,16 +31,20 @@ TRAINING = 3
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one share: parameters held, bytes to send to a client and back, FLOPs of one example's forward pass."""
+    """Of one share: parameters held, bytes to send to a client and back, FLOPs of one example's forward pass.
+
+    `inner` are the FLOPs of the forward passes of smaller submodels that training takes besides.
+    """
 
     params: int
     bytes_down: int
     bytes_up: int
     flops: int
+    inner: int = 0
 
     def work(self, examples: int) -> int:
         """FLOPs of training on so many examples."""
-        return TRAINING * self.flops * examples
+        return TRAINING * (self.flops + self.inner) * examples
 
     def seconds(self, tier: Tier, examples: int) -> float:
         """Virtual seconds that a device needs to receive, train on so many examples, and send."""
@@ -59,7 +64,7 @@ class Costs:
 
     def of(self, share: Share) -> Cost:
         """What a share costs."""
-        key = self._shape(share.selection), share.counts
+        key = self._shape(share.selection), share.counts, tuple(map(self._shape, share.inner)), share.drawn is None
         if key not in self._known:
             if len(self._known) > KNOWN:
                 self._known.clear()
@@ -91,7 +96,16 @@ class Costs:
         labels = layout.labels_of(share.selection)
         travelling = [name for name in layout.tensors(*TRAVELLING) if name in labels]
         values = sum(int(np.prod(labels[name].shape(sizes))) * tensors[name].element_size() for name in travelling)
-        return Cost(layout.count(share.selection), values, values, flops)
+        return Cost(layout.count(share.selection), values, values, flops, self._inner(share))
+
+    def _inner(self, share: Share) -> int:
+        """FLOPs of the smaller submodels' forward passes; where one of them is drawn for a step, on average."""
+        every = [self.flops(inner) for inner in share.inner]
+        return sum(every) if share.drawn is None else round(fmean(every))
+
+    def training_flops(self, share: Share) -> int:
+        """FLOPs of all forward passes that one example takes in training."""
+        return self.flops(share.selection) + self._inner(share)
 
     def _counted(self, selection: Selection) -> int:
         """Counted on a skeleton with a batch of one: shapes are followed, nothing is computed."""

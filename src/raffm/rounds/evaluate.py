@@ -9,9 +9,9 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
 from raffm.methods.method import Device, Served
+from raffm.models.rows import whole as whole_of
 from raffm.rounds.average import AVERAGE, Average
 from raffm.rounds.backend import Backend
 from raffm.rounds.costs import Costs
@@ -43,7 +43,7 @@ def entries_of(plan: Plan, round: int) -> list[Entry]:
 
 def sizes_of(plan: Plan, costs: Costs) -> tuple[Size, ...]:
     """What every served submodel truly costs."""
-    whole = plan.server.layout.count(Selection())
+    whole = plan.server.layout.count(whole_of(plan.server.layout))
     found = []
     for entry in entries_of(plan, 0):
         cost = costs.of(entry.served.shares[0])

@@ -100,19 +100,28 @@ def train(
     learn.prepare(module)
     for step, batch in enumerate(batches):
         optimizer.param_groups[0]["lr"] = local.rate(round, step, steps)
-        loss = learn.loss(module, batch)
         _forget(parameters)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = _descended(learn.terms(learn.turn(step), module, batch))
         learn.after_backward(module)
         if local.clip:
             nn.utils.clip_grad_norm_(parameters, local.clip)
         optimizer.step()
         learn.after_step(module)
-        total += loss.detach()
+        total += loss
         tick()
     learn.finish(module)
     _forget(parameters)
     return total / steps
+
+
+def _descended(terms: Iterable[Tensor]) -> Tensor:
+    """Run backward on every term before the next one is made, so that one is in memory at a time; give the first."""
+    first: Tensor | None = None
+    for term in terms:
+        term.backward()  # type: ignore[no-untyped-call]
+        first = term.detach() if first is None else first
+    assert first is not None, "a loss has at least one term"
+    return first
 
 
 def _forget(parameters: list[nn.Parameter]) -> None:

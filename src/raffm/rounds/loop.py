@@ -19,9 +19,9 @@ from torch import Tensor
 
 from raffm.algebra.layout import TRAVELLING
 from raffm.algebra.median import Median
-from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.errors import CheckpointError, RunError, UpdateError
+from raffm.models.rows import give_back, whole
 from raffm.rounds import checkpoint
 from raffm.rounds.average import Average
 from raffm.rounds.backend import Backend
@@ -95,6 +95,8 @@ def train(
                 run.save(round + 1)
     if run.average is not None:
         run.average.fill(plan.server)
+    if plan.given is not None:
+        give_back(plan.server, plan.given)
     return run.results
 
 
@@ -138,6 +140,7 @@ class _Run:
 
     def _resumed(self, folder: Path) -> int:
         saved = checkpoint.load(folder, self.identity)
+        _refuse_other_shapes(saved.results, self.results, folder)
         checkpoint.restore(saved, self.plan.server, folder)
         self.optimizer.restore(saved.optimizer)
         if self.average is not None:
@@ -256,7 +259,7 @@ def _blank(plan: Plan, costs: Costs, settings: dict[str, Any]) -> Results:
             "class": type(plan.server.model).__name__,
             "family": plan.server.table.family,
             "layout": plan.server.layout.fingerprint,
-            "params": plan.server.layout.count(Selection()),
+            "params": plan.server.layout.count(whole(plan.server.layout)),
         },
         data={
             "name": dataset.name,
@@ -270,6 +273,17 @@ def _blank(plan: Plan, costs: Costs, settings: dict[str, Any]) -> Results:
         sizes=sizes_of(plan, costs),
         last=plan.evaluating.last,
     )
+
+
+def _refuse_other_shapes(before: Results, now: Results, folder: Path) -> None:
+    """Weights that were trained in some shapes do not fit others, whatever settings say."""
+    for old, new in zip(before.sizes, now.sizes, strict=True):
+        if (old.params, old.flops) != (new.params, new.flops):
+            raise CheckpointError(
+                f"{str(folder)!r} was trained with other shapes: size {old.name} had {old.params:,} parameters and "
+                f"{old.flops:,} FLOPs, and would have {new.params:,} and {new.flops:,} now. Resume with the version of raffm "
+                "that began it, or give its shapes (method.shapes)."
+            )
 
 
 def _identity(plan: Plan, settings: dict[str, Any]) -> str:

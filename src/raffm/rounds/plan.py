@@ -164,9 +164,13 @@ class Plan:
     participation: Participation = field(default_factory=Participation)
     merging: Merging = field(default_factory=Merging)
     evaluating: Evaluating = field(default_factory=Evaluating)
+    given: Labelled | None = None
+    """The model before it was adapted; None until then."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "server", self.method.adapt(self.server, self.seed))
+        if self.given is None:
+            object.__setattr__(self, "given", self.server)
+            object.__setattr__(self, "server", self.method.adapt(self.server, self.seed, self.dealt))
         if self.rounds < 1:
             raise RunError(f"a run needs at least one round, but was given {self.rounds!r}.")
         empty = (self.data.split.train.counts == 0).nonzero()[0]

@@ -14,6 +14,7 @@ from raffm.data.task import Batch
 from raffm.errors import RunError
 from raffm.methods.method import Share
 from raffm.models.moments import batch_norms, calibrate
+from raffm.models.rows import plain_submodel
 from raffm.models.salience import METRICS, rank
 from raffm.models.surgery import submodel
 from raffm.rounds.plan import Plan
@@ -39,7 +40,8 @@ class Judge:
 
     def selection(self, sizes: Sizes) -> Selection:
         """The indices that the ranking keeps at these sizes."""
-        return self.ranking.cut(self.plan.server.layout, sizes)
+        plan, server = self.plan, self.plan.server
+        return plan.method.completed(server, plan.dealt, self.ranking.cut(server.layout, sizes))
 
     def module(self, sizes: Sizes) -> nn.Module:
         """The submodel in evaluation mode; batch norms are calibrated by clients."""
@@ -48,7 +50,7 @@ class Judge:
         if batch_norms(module):
             with torch.no_grad():
                 calibrate(module, of_clients(self.plan, module, Job(Share(selection), self.plan.rounds)))
-        return module
+        return plain_submodel(server, module)
 
     def score(self, sizes: Sizes, examples: int) -> float:
         """The main metric on the first so many validation examples, in an order that the seed gives."""

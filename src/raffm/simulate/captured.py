@@ -68,7 +68,7 @@ class Recorded:
 
 @dataclass(eq=False)
 class Track:
-    """A lane, and the graphs of its step, by where its inputs lie: texts of every length have their own."""
+    """A lane, and the graphs of its step, by where its inputs lie (texts of every length have their own) and by its turn."""
 
     lane: Lane
     graphs: dict[object, Recorded] = field(default_factory=dict)
@@ -281,12 +281,14 @@ class Captured:
             stream.wait_stream(self._main)
             lane.load(task.order, task.held, task.learn)
             filled = lane.fill(0)
-            if lane.where() not in track.graphs:
-                self._capture(task, kind, track)
-                if kind.refused:
-                    return
-                self._again(task, lane)
-        graph = track.graphs[lane.where()].graph
+            turns = [lane.turn(step) for step in range(lane.steps)]
+            for turn in sorted(set(turns)):
+                if (lane.where(), turn) not in track.graphs:
+                    self._capture(task, kind, track, turn)
+                    if kind.refused:
+                        return
+                    self._again(task, lane)
+        graphs = {turn: track.graphs[lane.where(), turn].graph for turn in set(turns)}
         with seeded(self._plan, task.order) if kind.draws else nullcontext():
             for begin in range(0, lane.steps, BURST):
                 end = min(begin + BURST, lane.steps)
@@ -294,7 +296,7 @@ class Captured:
                     for step in range(begin, end):
                         if step == filled:
                             filled += lane.fill(step)
-                        graph.replay()
+                        graphs[turns[step]].replay()
                 yield end
 
     def _merged(self, running: Running, tally: Tally) -> Outcome:
@@ -307,8 +309,8 @@ class Captured:
 
     # -- graphs --------------------------------------------------------------------------------------------------
 
-    def _capture(self, task: Task, kind: Kind, track: Track) -> None:
-        """Capture the step, and compare what it does over a few steps with the plain one."""
+    def _capture(self, task: Task, kind: Kind, track: Track, turn: int) -> None:
+        """Capture the step of a turn, and compare what it does over a few steps with the plain one."""
         lane, steps = track.lane, min(CHECKED, track.lane.fill_steps, track.lane.steps)
         if self._style.dtype != torch.float32 and task.learn.fading is None and task.learn.after_step is not nothing:
             kind.refused = "its method changes weights after a step, which bfloat16 lanes round"
@@ -318,31 +320,31 @@ class Captured:
         lane.passes = Passes()
         torch.cuda.synchronize()  # nobody may run beside
         torch.cuda.reset_peak_memory_stats()
-        plain = self._states(task, lane, steps)
+        plain = self._states(task, lane, steps, turn)
         collector = _kernels(lane)
         self._again(task, lane)
-        lane.step()  # has the kernels compiled
+        lane.step(turn)  # has the kernels compiled
         _make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
         kind.draws = source.get_offset() != drawn
         try:
-            graph = _recorded(lane, collector)
+            graph = _recorded(lane, collector, turn)
         except RuntimeError as error:
             if _is_full(error):
                 raise
             self._refuse(kind, "it cannot be captured", str(error).splitlines()[0])
             return
-        track.graphs[lane.where()] = Recorded(graph, collector)
+        track.graphs[lane.where(), turn] = Recorded(graph, collector)
         self._again(task, lane)
         apart = max(_replayed(lane, graph, before, after) for before, after in pairwise(plain))
         if not apart <= TOLERANCE[self._style.precision]:  # not a number is no agreement
             self._refuse(kind, "a captured step differs from the plain one", f"by {apart:.1e} of its length")
 
-    def _states(self, task: Task, lane: Lane, steps: int) -> list[list[Tensor]]:
+    def _states(self, task: Task, lane: Lane, steps: int, turn: int) -> list[list[Tensor]]:
         """All that the first steps of a client change, before the first and after each, run plainly."""
         self._again(task, lane)
         found = [[tensor.clone() for tensor in lane.state()]]
         for _ in range(steps):
-            lane.step()
+            lane.step(turn)
             found.append([tensor.clone() for tensor in lane.state()])
         return found
 
@@ -385,13 +387,13 @@ def _full(what: str, error: RuntimeError, remedy: str) -> RunError:
     return RunError(f"the GPU's memory does not hold {what}: {asked} ({held}). {remedy}.")
 
 
-def _recorded(lane: Lane, collector: Any) -> torch.cuda.CUDAGraph:
+def _recorded(lane: Lane, collector: Any, turn: int) -> torch.cuda.CUDAGraph:
     """The graph of a lane's step."""
     graph = torch.cuda.CUDAGraph()
     with _own_workspace():
         graph.capture_begin()
         try:
-            lane.step()
+            lane.step(turn)
         except BaseException:
             with suppress(RuntimeError):  # says that the capture is broken
                 graph.capture_end()

@@ -67,11 +67,13 @@ class Lane:
         self._lay_out()
         self._make_optimizer()
         self._make_tables()
-        if self.fading is None and self.scaling is None:
-            self.learn.prepare(self.module)
+        self.turn = learn.turn
+        unprepared = self.fading is not None or self.scaling is not None
+        self.modules = [self.module, *(() if unprepared else self.learn.prepare(self.module))]
         self._make_norms()
         if style.dtype == torch.bfloat16:
-            self.module.register_forward_hook(_widened)
+            for module in self.modules:
+                module.register_forward_hook(_widened)
         self.passes = Passes()
 
     # -- buffers -------------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ class Lane:
 
         The blocks of cuDNN's wait for each other: on a chip that several clients share, for good.
         """
-        for child in self.module.modules():
+        for child in (child for module in self.modules for child in module.modules()):
             if isinstance(child, _BatchNorm):
                 child.forward = _without_cudnn(child)  # type: ignore[method-assign,assignment]
 
@@ -186,6 +188,7 @@ class Lane:
         if isinstance(held, Mask):
             for name, kept in held.kept.items():
                 self._targets[name].mul_(kept)
+        self.turn = learn.turn
         for mine, theirs in zip(self.learn.constants, learn.constants, strict=True):
             mine.copy_(theirs)
         if self.limits is not None:
@@ -258,12 +261,21 @@ class Lane:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """The next step of the client."""
-        batch = self._batch()
-        loss = self.learn.loss(self.module, batch)
-        gradients = torch.autograd.grad(loss, self.parameters)
+    def step(self, turn: int = 0) -> None:
+        """The next step of the client, by the loss whose turn it is."""
+        loss, gradients = self._descended(turn)
         self._move(self._hooked(gradients), loss)
+
+    def _descended(self, turn: int) -> tuple[Tensor, Sequence[Tensor]]:
+        """The first term of the loss, and the gradients of all of them together, each computed before the next is made."""
+        found: list[Tensor] = []
+        total: list[Tensor | None] = [None] * len(self.parameters)
+        for term in self.learn.terms(turn, self.module, self._batch()):
+            gradients = torch.autograd.grad(term, self.parameters, allow_unused=True)
+            total = [_sum(before, new) for before, new in zip(total, gradients, strict=True)]
+            found.append(term.detach())
+        pairs = zip(total, self.parameters, strict=True)
+        return found[0], [torch.zeros_like(parameter) if each is None else each for each, parameter in pairs]
 
     def _batch(self) -> Batch:
         rows = self._rows + self.step_number * len(self._rows)
@@ -323,6 +335,12 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
     made = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
     is_image = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
     return made.contiguous(memory_format=torch.channels_last) if is_image else made
+
+
+def _sum(before: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if before is None or new is None:
+        return new if before is None else before
+    return before + new
 
 
 def _laid_like(gradient: Tensor, slot: flat.Slot) -> Tensor:

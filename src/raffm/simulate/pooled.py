@@ -105,8 +105,9 @@ class Pooled:
     def _seconds(self, order: Order) -> float:
         """What a client will roughly take: every step has a part that does not shrink with the model."""
         local = self._plan.local
-        work = TRAINING * local.batch * self._costs.flops(order.share.selection)
-        return local.steps_of(len(self._plan.data.split.train[order.client])) * (work / CORE + self._tensors * CALL)
+        work = TRAINING * local.batch * self._costs.training_flops(order.share)
+        calls = self._tensors * (1 + len(order.share.inner if order.share.drawn is None else order.share.inner[:1]))
+        return local.steps_of(len(self._plan.data.split.train[order.client])) * (work / CORE + calls * CALL)
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
         """All submodels on all workers."""
@@ -202,20 +203,30 @@ def _jobs_message(jobs: Sequence[Job]) -> bytes:
     return _message({"do": "predict", "jobs": listed, "shares": shares}, tensors)
 
 
-def _packed_shares(shares: Sequence[Share]) -> tuple[list[dict[str, float]], list[int], dict[str, Tensor]]:
+def _packed_shares(shares: Sequence[Share]) -> tuple[list[dict[str, Any]], list[int], dict[str, Tensor]]:
     """Different shares once: their numbers, the place of every share among them, and their indices."""
     different: dict[Share, int] = {}
     places = [different.setdefault(share, len(different)) for share in shares]
-    tensors = {f"{place}/{group}": kept for share, place in different.items() for group, kept in share.selection.kept.items()}
-    return [dict(share.numbers) for share in different], places, tensors
+    tensors = {
+        f"{place}/{level}/{group}": kept
+        for share, place in different.items()
+        for level, selection in enumerate((share.selection, *share.inner))
+        for group, kept in selection.kept.items()
+    }
+    plain = [{"numbers": dict(share.numbers), "inner": len(share.inner), "drawn": share.drawn} for share in different]
+    return plain, places, tensors
 
 
 def _unpacked_shares(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Share]:
-    kept: list[dict[str, Tensor]] = [{} for _ in about["shares"]]
+    kept: list[list[dict[str, Tensor]]] = [[{} for _ in range(1 + plain["inner"])] for plain in about["shares"]]
     for key, indices in tensors.items():
-        place, _, group = key.partition("/")
-        kept[int(place)][group] = indices
-    return [Share(Selection(indices), numbers) for indices, numbers in zip(kept, about["shares"], strict=True)]
+        place, level, group = key.split("/", 2)
+        kept[int(place)][int(level)][group] = indices
+    found = []
+    for plain, several in zip(about["shares"], kept, strict=True):
+        own, *inner = map(Selection, several)
+        found.append(Share(own, plain["numbers"], inner=tuple(inner), drawn=plain["drawn"]))
+    return found
 
 
 def _totals(worker: Worker, shapes: Mapping[str, list[int]]) -> dict[str, Total]:

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from families.cases import Case, logits, named
+from raffm.devices.balance import Widths
+from raffm.devices.budget import Budget
 from raffm.elastic import RaFFM
 from raffm.errors import BudgetError, CheckpointError, SpaceError, UpdateError
 from raffm.models.label import named_tensors
+from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
 from raffm.models.salience import l1_norm, l2_norm
 
@@ -549,3 +552,14 @@ def test_saving_again_replaces_a_checkpoint_and_keeps_other_files(tmp_path: Path
     other.load_ckpt(folder)
     assert other.version == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt"]
+
+
+def test_a_balanced_submodel_fits_and_spends_alike_on_every_width() -> None:
+    elastic = RaFFM(tiny("vit"))
+    limit = int(0.7 * elastic.total_params)
+    submodel, params, config = elastic.fit(max_params=limit, objective="balanced")
+    assert params == sum(parameter.numel() for parameter in submodel.parameters()) <= limit
+    widths = Widths(Labelled.of(elastic.model))
+    assert config == widths.sizes(widths.balanced(Budget(max_params=limit)))
+    with pytest.raises(SpaceError, match='"score" or "balanced"'):
+        elastic.fit(max_params=limit, objective="largest")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from raffm.algebra.move import extract, moves, permute
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
+from raffm.devices.balance import Widths
 from raffm.devices.budget import Budget
 from raffm.devices.cost import CostModel
 from raffm.devices.fit import fit, kept_shares
@@ -28,6 +29,7 @@ from raffm.models.adapters import rank_groups
 from raffm.models.checkpoint import load_weights, save_model
 from raffm.models.files import found, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.label import layout_of, named_tensors, table_of
+from raffm.models.labelled import Labelled
 from raffm.models.lora import recipe_of, unwrapped, with_lora
 from raffm.models.salience import Metric, l1_norm, rank
 from raffm.models.space import By, Config, read_space
@@ -101,12 +103,20 @@ class RaFFM:
         max_memory: int | None = None,
         batch: int = 16,
         optimizer: str = "adamw",
+        objective: Literal["score", "balanced"] = "score",
     ) -> Submodel:
         """The submodel of the space that keeps the most ranking score within all given limits.
 
-        `max_flops` counts the forward pass of one example; `max_memory` the peak bytes of a training step.
+        `max_flops` counts the forward pass of one example; `max_memory` the peak bytes of a training step. With the
+        `objective` "balanced", any sizes of the family's widths whose product is greatest: about as many parameters for each.
         """
         budget = Budget(max_params=max_params, max_bytes=max_bytes, max_flops=max_flops, max_memory=max_memory)
+        if objective not in ("score", "balanced"):
+            raise SpaceError(f'the objective is "score" or "balanced", not {objective!r}.')
+        if objective == "balanced":
+            widths = Widths(Labelled.of(self.model, self.table), batch, optimizer)
+            sizes = widths.sizes(widths.balanced(budget))
+            return *self.resource_aware_model(sizes), sizes
         cost = CostModel(self.model, self.layout, self.table, batch=batch, optimizer=optimizer, free=tuple(self.space.sizes))
         ranking = self.ranking if self.ranking.scores else self._unranked_scores()
         shares = kept_shares(self.layout, ranking, self.space.sizes)

@@ -152,3 +152,28 @@ def test_what_makes_no_shape_is_refused_in_words() -> None:
         _ = Widths(with_exits(Labelled.of(tiny("vit")), (1,))).groups
     with pytest.raises(RunError, match="has no switch 'shapes'"):
         method_of("fiarse", shapes="balanced")
+
+
+def test_a_chain_goes_from_large_to_small() -> None:
+    widths = resnet(16, 32)
+    whole = widths.cost.params(widths.server.layout.sizes)
+    half, quarter = Budget(max_params=whole // 2), Budget(max_params=whole // 4)
+    assert widths.chain([None, half, quarter])[0] == widths.whole
+    with pytest.raises(BudgetError, match=r"params .* comes after"):
+        widths.chain([None, quarter, half])
+    with pytest.raises(BudgetError, match="are equal"):
+        widths.chain([half, half])
+    with pytest.raises(BudgetError, match="whole model comes after"):
+        widths.chain([half, None])
+    with pytest.raises(BudgetError, match="no shape fits"):
+        widths.chain([half, Budget(max_params=50)])
+
+
+def test_work_may_bind_beside_parameters() -> None:
+    widths = resnet(16, 32)
+    params = widths.budget(1 / 2)
+    alone = widths.balanced(params)
+    flops = widths.costs("flops", np.array([alone], dtype=float))[0]
+    both = widths.balanced(Budget(max_params=params.max_params, max_flops=int(0.7 * flops)))
+    assert widths.costs("flops", np.array([both], dtype=float))[0] <= 0.7 * flops
+    assert np.prod(both) < np.prod(alone)

@@ -106,3 +106,18 @@ def test_unknown_scopes_and_gradients_are_refused(switch: dict[str, str], words:
 def test_pruning_greedy_has_no_other_gradient() -> None:
     with pytest.raises(RunError, match="choose fiarse"):
         method_of("pruning-greedy", gradient="importance").refuse(labelled("vit"), [])
+
+
+@pytest.mark.parametrize("family", ["vit", "bert"])
+def test_embeddings_can_be_left_whole(family: str) -> None:
+    server = labelled(family)
+    left = set(maskable(server.layout)) - set(maskable(server.layout, embeddings=False))
+    assert left and all("embedding" in name for name in left)
+    assert not any(name.endswith("projection.weight") for name in left), "patches are a map"
+    plan = plan_of(family, "fiarse", "1/4", switches={"embeddings": False})
+    (order,) = plan.orders(0, [0])
+    held = plan.method.held(plan.server, order.share)
+    assert isinstance(held, Mask) and not set(held.kept) & left
+    kept, whole = (sum(int(part.sum()) for part in held.kept.values()), sum(part.numel() for part in held.kept.values()))
+    assert kept == kept_count(1 / 4, whole)
+    rounds_of(plan)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -44,6 +45,8 @@ class Widths:
     """The widths of a model, and what its submodels of any widths cost."""
 
     server: Labelled
+    batch: int = 16
+    optimizer: str = "adamw"
 
     @cached_property
     def groups(self) -> dict[str, tuple[str, ...]]:
@@ -77,7 +80,7 @@ class Widths:
     def cost(self) -> CostModel:
         """What submodels cost."""
         server, free = self.server, tuple(group for groups in self.groups.values() for group in groups)
-        return CostModel(server.model, server.layout, server.table, free=free)
+        return CostModel(server.model, server.layout, server.table, self.batch, self.optimizer, free=free)
 
     def costs(self, kind: Kind, shapes: Array) -> Array:
         """One cost of many shapes, a row each."""
@@ -175,10 +178,25 @@ class Widths:
 
     def chain(self, budgets: Sequence[Budget | None]) -> list[Shape]:
         """A shape for every budget, from the largest to the smallest, each inside the one before; None: the whole model."""
+        _refuse_order(budgets)
         shapes: list[Shape] = []
         for budget in budgets:
             shapes.append(self.whole if budget is None else self.balanced(budget, shapes[-1] if shapes else None))
         return shapes
+
+
+def _refuse_order(budgets: Sequence[Budget | None]) -> None:
+    """Each budget must be smaller than the one before; one that nothing fits is refused where a shape is looked for."""
+    for larger, smaller in pairwise(budgets):
+        if smaller is None:
+            raise BudgetError("a chain goes from large to small, but the whole model comes after a budget.")
+        before = {} if larger is None else larger.limits
+        grown = [kind for kind, limit in smaller.limits.items() if kind in before and limit > before[kind]]
+        if grown:
+            was, now = before[grown[0]], smaller.limits[grown[0]]
+            raise BudgetError(f"a chain goes from large to small, but {grown[0]} {now:,} comes after {was:,}.")
+        if larger is not None and smaller.limits == before:
+            raise BudgetError(f"two budgets of the chain are equal: {smaller}. Leave one of them out.")
 
 
 def _levels(full: int, most: int, least: int) -> Array:

@@ -32,12 +32,14 @@ class Fiarse(Usual):
     """Unstructured submodels: the largest weights, by one threshold for everything or for each part of the model.
 
     The module stays dense: bytes shrink, work and memory do not. Norms are always held. At size 1 nothing is masked.
-    `scope` says what shares a threshold, `gradient` whether that of a kept weight is "importance"-aware or "plain".
+    `scope` says what shares a threshold, `gradient` whether that of a kept weight is "importance"-aware or "plain". With
+    `embeddings` false, tables and tokens that no map multiplies are held whole, and sizes are parts of all else.
     """
 
     name: ClassVar[str] = "fiarse"
     scope: Scope = "global"
     gradient: Literal["importance", "plain"] = "importance"
+    embeddings: bool = True
 
     def refuse(self, server: Labelled, devices: Sequence[Device]) -> None:
         """It needs weights to mask, and known switches."""
@@ -45,17 +47,17 @@ class Fiarse(Usual):
             raise RunError(f"{self.name} has thresholds by {', '.join(get_args(Scope))}, not by {self.scope!r}.")
         if self.gradient not in ("importance", "plain"):
             raise RunError(f"{self.name} trains by the importance or the plain gradient, not by {self.gradient!r}.")
-        if not maskable(server.layout):
+        if not maskable(server.layout, self.embeddings):
             raise RunError(f"{self.name} masks weights of linear maps, but {type(server.model).__name__} has none.")
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """The thresholds of every device's size."""
-        shares = thresholds(server, sorted({device.size for device in devices}), self.scope)
+        shares = thresholds(server, sorted({device.size for device in devices}), self.scope, self.embeddings)
         return [shares[device.size] for device in devices]
 
     def held(self, server: Labelled, share: Share) -> Held:
         """The elements above their threshold, and of those at it the first ones."""
-        return mask_of(server, share, self.scope) if share.numbers else Selection()
+        return mask_of(server, share, self.scope, self.embeddings) if share.numbers else Selection()
 
     def learn(self, server: Labelled, share: Share, held: Held, client: Client) -> Learn:
         """With the threshold-controlled gradient; what falls below its threshold leaves until the round ends."""
@@ -64,7 +66,7 @@ class Fiarse(Usual):
             return Learn(loss)
         limits = {
             name: share.numbers[_key("threshold", place)]
-            for place, names in enumerate(scopes(server.layout, self.scope))
+            for place, names in enumerate(scopes(server.layout, self.scope, self.embeddings))
             for name in names
         }
         return _learn_masked(loss, held.kept, limits, self.gradient == "importance")
@@ -74,17 +76,18 @@ class Fiarse(Usual):
         return [[Served((share,))] for share in self.choose(server, round, devices, 0)]
 
 
-def maskable(layout: Layout) -> tuple[str, ...]:
-    """Weights of maps and embeddings, and the biases of maps; norms are not."""
+def maskable(layout: Layout, embeddings: bool = True) -> tuple[str, ...]:
+    """Weights of maps and, unless they are left out, embeddings, and the biases of maps; norms are not."""
 
     def is_map(name: str) -> bool:
-        return name in layout.labels and len(layout.labels[name].axes) > 1
+        label = layout.labels.get(name)
+        return label is not None and len(label.axes) > 1 and (embeddings or label.source is not None)
 
     names = layout.tensors("parameter")
     return tuple(name for name in names if is_map(name) or (name.endswith(".bias") and is_map(f"{name[:-5]}.weight")))
 
 
-def scopes(layout: Layout, scope: Scope) -> list[tuple[str, ...]]:
+def scopes(layout: Layout, scope: Scope, embeddings: bool = True) -> list[tuple[str, ...]]:
     """The maskable tensors, those together that share a threshold."""
 
     def key(name: str) -> object:
@@ -96,7 +99,7 @@ def scopes(layout: Layout, scope: Scope) -> list[tuple[str, ...]]:
         return guard[0] if scope == "part" else guard
 
     found: dict[object, list[str]] = {}
-    for name in maskable(layout):
+    for name in maskable(layout, embeddings):
         found.setdefault(key(name), []).append(name)
     return [tuple(names) for names in found.values()]
 
@@ -107,7 +110,9 @@ def kept_count(size: float, count: int) -> int:
 
 
 @torch.no_grad()
-def thresholds(server: Labelled, sizes: Sequence[float], scope: Scope = "global") -> dict[float, Share]:
+def thresholds(
+    server: Labelled, sizes: Sequence[float], scope: Scope = "global", embeddings: bool = True
+) -> dict[float, Share]:
     """For every size and scope the magnitude of the smallest kept element, and the last place at which an equal one is kept.
 
     One partial sort serves all sizes. Of equal magnitudes the first in the layout's order are kept, so a size keeps
@@ -115,12 +120,12 @@ def thresholds(server: Labelled, sizes: Sequence[float], scope: Scope = "global"
     """
     cut = [size for size in sizes if size < 1]
     numbers: dict[float, dict[str, float]] = {size: {} for size in sizes}
-    for place, names in enumerate(scopes(server.layout, scope) if cut else []):
+    for place, names in enumerate(scopes(server.layout, scope, embeddings) if cut else []):
         flat = torch.cat([server.tensors[name].detach().abs().flatten() for name in names]).float()
         points = _sorted_cut_points(flat, cut) if flat.is_cuda else _cut_points(flat.numpy(), cut)
         for size, (threshold, last) in points.items():
             numbers[size].update({_key("threshold", place): threshold, _key("last", place): last})
-    lengths = [sum(server.tensors[name].numel() for name in names) for names in scopes(server.layout, scope)]
+    lengths = [sum(server.tensors[name].numel() for name in names) for names in scopes(server.layout, scope, embeddings)]
     counts = {size: tuple(kept_count(size, length) for length in lengths) if size < 1 else () for size in sizes}
     return {size: Share(Selection(), found, counts[size]) for size, found in numbers.items()}
 
@@ -154,12 +159,12 @@ def _key(what: str, place: int) -> str:
 
 
 @torch.no_grad()
-def mask_of(server: Labelled, share: Share, scope: Scope = "global") -> Mask:
+def mask_of(server: Labelled, share: Share, scope: Scope = "global", embeddings: bool = True) -> Mask:
     """The mask that thresholds stand for in the server's current model."""
     kept: dict[str, Tensor] = {}
-    for place, names in enumerate(scopes(server.layout, scope)):
+    for place, names in enumerate(scopes(server.layout, scope, embeddings)):
         kept.update(_masks(server, names, share.numbers[_key("threshold", place)], int(share.numbers[_key("last", place)])))
-    return Mask({name: kept[name] for name in maskable(server.layout)})
+    return Mask({name: kept[name] for name in maskable(server.layout, embeddings)})
 
 
 def _masks(server: Labelled, names: Sequence[str], threshold: float, last: int) -> dict[str, Tensor]:

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from raffm.algebra.layout import Layout
 from raffm.devices.balance import Shape, Widths
-from raffm.errors import RunError
+from raffm.devices.fleet import size_name
+from raffm.errors import BudgetError, RunError
 from raffm.methods.method import Device
 from raffm.methods.widths import ratio_of, width_sizes
 from raffm.models.labelled import Labelled
@@ -76,4 +77,8 @@ def _balanced(model: _Model, size: float, fleet: tuple[float, ...]) -> Shape:
     larger = min((each for each in fleet if each > size), default=1.0)
     smaller = max((each for each in fleet if each < size), default=None)
     around = None if smaller is None or size in fleet else _balanced(model, smaller, fleet)
-    return widths.balanced(widths.budget(size), _balanced(model, larger, fleet), around)
+    inside = _balanced(model, larger, fleet)
+    try:
+        return widths.balanced(widths.budget(size), inside, around)
+    except BudgetError as error:
+        raise BudgetError(f'size {size_name(size)}: {error} Or cut all widths alike: method.shapes = "uniform".') from None

@@ -12,8 +12,10 @@ import torch
 from commands import QUICK, raffm
 from raffm.algebra.move import moves
 from raffm.errors import BudgetError, CheckpointError
+from raffm.federate import submodel_of
 from raffm.models.nested import Nested, load_nested
 from raffm.prepare import reopened
+from raffm.rounds.predict import outputs_of
 from raffm.search.judge import judge_of
 from raffm.share import SHIPPED, from_pretrained, push_to_hub, share
 
@@ -146,3 +148,18 @@ def test_what_comes_with_raffm_scores_what_its_card_says(folder: Path) -> None:
             found = classification_metrics(task.forward(nested.submodel(piece.name), batch), batch.labels)
         assert found["accuracy"] == pytest.approx(piece.metrics["accuracy"], abs=0.003)
         assert found["accuracy"] > 0.85
+
+
+def test_sizes_with_norms_of_their_own_keep_them(tmp_path: Path) -> None:
+    sizes = ("--set=model.widths=[16, 32]", "--set=model.depths=[1, 1]", "--method=nested", "--fleet=1, 1/4")
+    said = raffm("train", RESNET[0], *sizes, "--data=digits", "--rounds=2", "--no-tensorboard", "--folder", tmp_path / "run")
+    assert said.returncode == 0, said.stderr
+    shared = share(tmp_path / "run", tmp_path / "shared")
+    plan, _ = reopened(tmp_path / "run")
+    test = plan.data.dataset.test
+    for piece in shared.pieces:
+        module = shared.submodel(piece.name)
+        expected = submodel_of(plan, plan.served[piece.name].size)
+        assert torch.allclose(outputs_of(plan, module, test), outputs_of(plan, expected, test), atol=1e-5)
+    weights = [shared.submodel(piece.name).stem.norm.weight for piece in shared.pieces]  # type: ignore[union-attr]
+    assert not torch.equal(weights[0][: len(weights[1])], weights[1])

@@ -19,11 +19,13 @@ from raffm.data.task import stated
 from raffm.elastic import RaFFM
 from raffm.errors import CheckpointError, ExportError
 from raffm.libraries import library
-from raffm.methods.method import Share
+from raffm.methods.method import Device, Share
+from raffm.methods.nested import Nested as NestedMethod
 from raffm.methods.raffm import RaFFM as RaFFMMethod
 from raffm.models.files import read_json
 from raffm.models.labelled import Labelled
 from raffm.models.nested import Nested, Piece, load_nested, norms_of, save_nested
+from raffm.models.rows import SIZES, rows_of, with_plain_norms
 from raffm.pick import space_of
 from raffm.prepare import reopened
 from raffm.report.tables import count
@@ -81,7 +83,8 @@ def share(run: str | Path, folder: str | Path, metric: str | None = None, is_las
         module = nest.module(sizes)
         cost, scores = prices.of(Share(judge.selection(sizes))), judge.scores(module, plan.data.dataset.test)
         score = nest.score(sizes, len(nest.validation))
-        pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores, score), norms_of(module)
+        norms = norms_of(module, bool(rows_of(plan.server.model)))
+        pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores, score), norms
     about = {
         "labels": list(plan.data.dataset.classes),
         "preprocessing": stated(plan.task),
@@ -91,7 +94,7 @@ def share(run: str | Path, folder: str | Path, metric: str | None = None, is_las
         "rounds": saved.round,
         "run": saved.results.run,
     }
-    save_nested(nest.plan.server, nest.ranking, pieces, folder, about, _card(Path(folder).name, plan, pieces))
+    save_nested(with_plain_norms(nest.plan.server), nest.ranking, pieces, folder, about, _card(Path(folder).name, plan, pieces))
     nested = load_nested(folder)
     _compare(nested, judge, chosen)
     return nested
@@ -132,7 +135,10 @@ def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dic
     found = {"1": whole}
     for name, device in plan.served.items():
         if device.size < 1:
-            found[name] = {**whole, **method.shape_for(plan.server, device)}
+            own = (
+                _served_sizes(plan, device) if isinstance(plan.method, NestedMethod) else method.shape_for(plan.server, device)
+            )
+            found[name] = {**whole, **own}
     searched = run / "search" / "search.json"
     if searched.is_file() and read_json(searched)["ranking"] == metric:
         content = read_json(searched)
@@ -141,6 +147,13 @@ def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dic
                 found[_free(count(each.costs["params"]).replace(" ", ""), found)] = dict(each.sizes)
     params = {name: plan.server.layout.count(judge.selection(sizes)) for name, sizes in found.items()}
     return dict(sorted(found.items(), key=lambda entry: -params[entry[0]]))
+
+
+def _served_sizes(plan: Plan, device: Device) -> dict[str, int]:
+    """The sizes of what a method serves to a device."""
+    (served,) = plan.method.serve(plan.server, plan.rounds, [device])
+    kept = served[0].shares[0].selection.kept
+    return {group: indices.shape[-1] for group, indices in kept.items() if group != SIZES}
 
 
 def _free(name: str, taken: Collection[str]) -> str:
@@ -155,7 +168,8 @@ def _permuted(judge: Judge) -> Judge:
     elastic = RaFFM(copy.deepcopy(server.model), table=server.table)
     elastic.ranking = judge.ranking
     elastic.permute()
-    moved = replace(judge.plan, server=Labelled.of(elastic.model, server.table), method=RaFFMMethod(metric="none"))
+    method = judge.plan.method if rows_of(server.model) else RaFFMMethod(metric="none")
+    moved = replace(judge.plan, server=Labelled.of(elastic.model, server.table), method=method)
     return replace(judge, plan=moved, ranking=elastic.ranking)
 
 

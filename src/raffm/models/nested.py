@@ -6,7 +6,7 @@ family writes it, which others can load without raffm:
     config.json, model.safetensors   the full model, permuted: its outputs are those it had
     nested.json                      the sizes that were tested, with what they score and cost; labels, preprocessing
     order.safetensors                of groups whose weights may not move (blocks, rotary pairs): what to keep first
-    norms.safetensors                of every size the statistics of its batch norms
+    norms.safetensors                of every size the statistics of its batch norms, and its norms where they are its own
     transient.safetensors            buffers that no state dict holds
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from raffm.models.checkpoint import disk_names, model_described, model_without_w
 from raffm.models.files import found, mapped_tensors, read_json, read_tensors, write_json, write_tensors, written_whole
 from raffm.models.labelled import Labelled
 from raffm.models.moments import batch_norms
+from raffm.models.rows import is_norm
 from raffm.models.surgery import assembled
 
 FORMAT = 1
@@ -89,15 +91,15 @@ class Nested:
         selection = self._order.cut(self._frame.layout, piece.sizes)
         parts = extract(self._tensors, self._frame.layout, selection)
         module = assembled(self._frame.model, self._frame.layout, selection, {key: part.clone() for key, part in parts.items()})
-        self._calibrate(module, piece.name)
+        self._fill_norms(module, piece.name)
         return module.eval()
 
-    def _calibrate(self, module: nn.Module, name: str) -> None:
-        stored = read_tensors(self.folder / "norms.safetensors")
-        with torch.no_grad():
-            for path, norm in batch_norms(module).items():
-                for entry in ("running_mean", "running_var"):
-                    getattr(norm, entry).copy_(stored[f"{name}/{path}.{entry}"])
+    @torch.no_grad()
+    def _fill_norms(self, module: nn.Module, name: str) -> None:
+        for key, tensor in read_tensors(self.folder / "norms.safetensors").items():
+            size, _, entry = key.rpartition("/")
+            if size == name:
+                attrgetter(entry)(module).copy_(tensor)
 
     @cached_property
     def _frame(self) -> Labelled:
@@ -159,7 +161,11 @@ def save_nested(
         (fresh / "README.md").write_text(card, encoding="utf-8")
 
 
-def norms_of(module: nn.Module) -> dict[str, Tensor]:
-    """The statistics of a module's batch norms, by name."""
+def norms_of(module: nn.Module, are_own: bool = False) -> dict[str, Tensor]:
+    """The statistics of a module's batch norms, by name; where norms are a size's own, what they multiply by and add, too."""
     entries = ("running_mean", "running_var")
-    return {f"{path}.{entry}": getattr(norm, entry) for path, norm in batch_norms(module).items() for entry in entries}
+    found = {f"{path}.{entry}": getattr(norm, entry) for path, norm in batch_norms(module).items() for entry in entries}
+    for path, norm in module.named_modules() if are_own else ():
+        if is_norm(norm):
+            found |= {f"{path}.{name}": tensor.detach() for name, tensor in norm.named_parameters(recurse=False)}
+    return found

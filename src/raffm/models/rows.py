@@ -144,6 +144,13 @@ def plain_submodel(server: Labelled, module: nn.Module) -> nn.Module:
     return plain(module)
 
 
+def with_plain_norms(server: Labelled) -> Labelled:
+    """A model with rows as one without them, which has the norms of the largest size; any other as it is."""
+    if SIZES not in server.layout.groups:
+        return server
+    return Labelled.of(plain(copy.deepcopy(server.model)), bare(server).table)
+
+
 @torch.no_grad()
 def give_back(server: Labelled, given: Labelled) -> None:
     """Put the first rows into the norms of the model that rows were made from; it shares all else."""

@@ -131,14 +131,10 @@ def push_to_hub(folder: str | Path, repository: str, private: bool = True) -> st
 def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dict[str, int]]:
     """The full model, the sizes of the run's fleet and the front of its search, by name, the largest first."""
     whole = space_of(plan, None).largest()
-    method = plan.method if isinstance(plan.method, RaFFMMethod) else RaFFMMethod(metric=metric)
     found = {"1": whole}
     for name, device in plan.served.items():
         if device.size < 1:
-            own = (
-                _served_sizes(plan, device) if isinstance(plan.method, NestedMethod) else method.shape_for(plan.server, device)
-            )
-            found[name] = {**whole, **own}
+            found[name] = {**whole, **_shape_for(plan, device, metric)}
     searched = run / "search" / "search.json"
     if searched.is_file() and read_json(searched)["ranking"] == metric:
         content = read_json(searched)
@@ -149,8 +145,11 @@ def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dic
     return dict(sorted(found.items(), key=lambda entry: -params[entry[0]]))
 
 
-def _served_sizes(plan: Plan, device: Device) -> dict[str, int]:
-    """The sizes of what a method serves to a device."""
+def _shape_for(plan: Plan, device: Device, metric: str) -> dict[str, int]:
+    """The sizes of what a device gets: nested's own, or what RaFFM would fit."""
+    if not isinstance(plan.method, NestedMethod):
+        method = plan.method if isinstance(plan.method, RaFFMMethod) else RaFFMMethod(metric=metric)
+        return method.shape_for(plan.server, device)
     (served,) = plan.method.serve(plan.server, plan.rounds, [device])
     kept = served[0].shares[0].selection.kept
     return {group: indices.shape[-1] for group, indices in kept.items() if group != SIZES}

@@ -1,16 +1,14 @@
 import re
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import random_selection
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
+from devices.live import LiveBytes
 from raffm.algebra.selection import Selection
 from raffm.devices.cost import HELD_BACK, CostModel
 from raffm.models.label import layout_of, table_of
@@ -29,27 +27,6 @@ MODELS = {
     "bert": lambda: BertForSequenceClassification(BertConfig(**_TRANSFORMER, vocab_size=2000, max_position_embeddings=64)),
     "resnet": lambda: ResNet(ResNetConfig(widths=(16, 32, 64), depths=(2, 2, 2))),
 }
-
-
-class LiveBytes(TorchDispatchMode):
-    """The bytes of all tensors that a computation has alive, and the most there ever were."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes, self.peak = {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        self.follow(made)
-        return made
-
-    def follow(self, tensors):
-        for tensor in tree_iter(tensors):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.sizes:
-                storage = tensor.untyped_storage()
-                self.sizes[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self.sizes.pop, storage._cdata)
-        self.peak = max(self.peak, sum(self.sizes.values()))
 
 
 def live_peak(module, table, batch, optimizer):

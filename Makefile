@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-oldest check bench bench-others bench-gpu bench-edge bench-deploy docs clean
+.PHONY: help setup demo experiment test test-all test-oldest check bench bench-others bench-gpu bench-edge bench-deploy docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -62,6 +62,10 @@ bench-edge: setup ## Measure rounds over Flower against a plain Flower FedAvg (h
 
 bench-deploy: setup ## Measure a half-size ViT-base in ONNX Runtime, its file, and how soon it is cut (two minutes)
 	$(BIN)/python -m benchmarks.deploy
+
+SCALE ?= smoke
+experiment: setup ## Run an experiment, NAME=nested SCALE=smoke (minutes on a CPU) or full (hours on a GPU)
+	$(BIN)/python -m experiments.$(NAME) --scale $(SCALE)
 
 docs: setup ## Write the generated parts of README and docs anew
 	$(BIN)/python scripts/check_generated.py --write

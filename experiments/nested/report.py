@@ -229,7 +229,7 @@ def _differences(found: Found, finals: Mapping[str, Sequence[Content]]) -> str:
             if theirs["run"]["seed"] == seed:
                 cells = [_difference(mine, theirs, averaged) for averaged in (False, True)]
                 rows.append([f"nested against {TITLES[other]}, seed {seed}", *cells])
-    title = "Differences over clients at the last evaluation, in points: each client's mean over sizes, 95 % by bootstrap over clients"
+    title = "Differences at the last evaluation, in points: clients' means over sizes, 95 % by bootstrap over clients"
     return _table(title, ["", "last model", "average"], rows) if rows else ""
 
 

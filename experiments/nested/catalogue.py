@@ -69,7 +69,7 @@ SMOKE: Content = {
 
 
 CPU: Content = {
-    "rounds": 80,
+    "rounds": 60,
     "model": {"widths": [16, 32, 64, 128], "depths": [1, 1, 1, 1]},
     "fleet": {"tiers": "1, 1/4, 1/16"},
     "local": {"steps": 40},

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from methods.runs import ALL, FAMILIES, NAMES, labelled, plan_of
 from raffm.algebra.mask import Mask
+from raffm.algebra.move import extract
 from raffm.data.task import TextClassification
 from raffm.errors import RunError
 from raffm.federate import backend_of
@@ -84,6 +85,25 @@ def test_a_lane_trains_every_client_as_the_serial_backend_does(family: str, name
                 continue  # softmax cancels them: their gradients are rounding errors, of which AdamW makes whole steps
             assert torch.allclose(value, expected.update[tensor], atol=2e-5, rtol=1e-4), tensor
     assert len(lanes) < 4
+
+
+@pytest.mark.parametrize("style", [Style(), Style(channels_last=True), Style("bfloat16")], ids=str)
+def test_a_lane_takes_the_turns_of_every_client_and_adds_up_what_smaller_shapes_learn(style: Style) -> None:
+    local = Local("sgd", lr=0.05, batch=5, steps=4)
+    plan = plan_of("raffm_resnet", "nested", "1, 1/2, 1/4", labels=LABELS[:1] * 6, local=local, switches={"steps": "one"})
+    largest = [client for client in range(6) if plan.tier_of(client, 0).size == 1]
+    workshop, lane = Workshop(plan), None
+    for order in plan.orders(0, largest):
+        expected = Caught()
+        workshop.train(order, expected)  # type: ignore[arg-type]
+        held, learn = learn_of(plan, order)
+        lane = lane or Lane(plan, order, learn_of(plan, order)[1], style)
+        found = run(lane, order, held, learn)
+        sent = extract(plan.server.tensors, plan.server.layout, order.share.selection)
+        moved = torch.cat([(expected.update[name] - sent[name]).flatten().float() for name in found])
+        gap = torch.cat([(found[name] - expected.update[name]).flatten().float() for name in found])
+        assert gap.norm() <= (0.2 if style.dtype == torch.bfloat16 else 1e-4) * moved.norm()
+    assert len(largest) == 2
 
 
 @pytest.mark.parametrize(("size", "is_folded"), [("1/4", True), ("1/16", True), ("1/9", False), ("1", False)])

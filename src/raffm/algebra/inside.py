@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffm.algebra.axis import Where, as_stretch
 from raffm.algebra.layout import Layout
-from raffm.algebra.move import Move, Tensors, moves, part_of
+from raffm.algebra.move import Move, Tensors, moves, part_of, scatter
 from raffm.algebra.selection import Selection
 from raffm.errors import SelectionError
 
@@ -80,10 +81,41 @@ def _rows(selection: Selection, layout: Layout, base: str) -> list[int]:
     return rows
 
 
-def views(tensors: Tensors, layout: Layout, outer: Selection, inner: Selection) -> dict[str, Tensor]:
+def views(
+    tensors: Tensors, layout: Layout, outer: Selection, inner: Selection, gradients: Tensors | None = None
+) -> dict[str, Tensor]:
     """The tensors of a smaller submodel as parts of those of a larger one, which gradients pass through.
 
-    A stretch is a view, without memory of its own; scattered positions are gathered for as long as they are used.
+    A stretch is a view, without memory of its own; scattered positions are gathered for as long as they are used. What comes
+    back is added where the parts lie: to `gradients`, by names in the larger one, where it has them, else to the tensors' own.
     """
-    plan = inside(layout, outer, inner)
-    return {move.name: part_of(tensors[name], move.where) for name, move in plan.items() if name in tensors}
+    plan, found = inside(layout, outer, inner), {}
+    for name, move in plan.items():
+        if name in tensors:
+            tensor = tensors[name]
+            given = None if gradients is None else gradients.get(name)
+            is_trained = tensor.requires_grad and torch.is_grad_enabled()
+            found[move.name] = _part(tensor, move.where, given) if is_trained else part_of(tensor, move.where)
+    return found
+
+
+def _part(tensor: Tensor, where: tuple[Where, ...], gradient: Tensor | None) -> Tensor:
+    part: Tensor = _Part.apply(tensor, where, gradient)  # type: ignore[no-untyped-call]
+    return part
+
+
+class _Part(torch.autograd.Function):
+    """A part of a tensor. Its gradient is added where it lies: one as large as the tensor, nearly all 0, is never made."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, where: tuple[Where, ...], gradient: Tensor | None) -> Tensor:
+        ctx.about = tensor, where, gradient
+        return part_of(tensor, where)
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[None, None, None]:
+        tensor, where, gradient = ctx.about
+        if gradient is None:
+            tensor.grad = gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        scatter(given.to(gradient.dtype), gradient, where)
+        return None, None, None

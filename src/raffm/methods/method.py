@@ -27,6 +27,7 @@ from raffm.algebra.tally import Tally
 from raffm.data.task import Batch, Task
 from raffm.devices.budget import Budget
 from raffm.models.labelled import Labelled
+from raffm.models.smaller import Smaller
 
 Held = Selection | Mask
 Step = Callable[[nn.Module], None]
@@ -135,7 +136,7 @@ class Turns:
     turn: Callable[[int], int]
 
 
-def alone(module: nn.Module) -> Sequence[nn.Module]:
+def alone(module: nn.Module) -> Sequence[Smaller]:
     """Leave the module as it is; no other is run beside it."""
     return ()
 
@@ -145,15 +146,15 @@ class Learn:
     """What a method does in a client's training. None of these may wait for the device.
 
     `loss` is what every step takes, unless there are `turns`. What a client reports is the mean of its first term.
-    `prepare` runs once before the steps, and gives the modules, besides the client's own, that the loss runs; `finish` runs
-    once after them. The module belongs to the backend and is used again.
+    `prepare` runs once before the steps, and gives the smaller submodels that the loss runs inside of the client's own;
+    `finish` runs once after them. The module belongs to the backend and is used again.
     `constants` are the tensors that belong to this client and that the functions read, `key` whatever else differs between
     clients: a backend that keeps a step for the next client of the same shape and key writes its constants into these.
     `fading` and `scaling` say what the hooks do, where they do just that, so that a backend may do it in one pass.
     """
 
     loss: Loss
-    prepare: Callable[[nn.Module], Sequence[nn.Module]] = alone
+    prepare: Callable[[nn.Module], Sequence[Smaller]] = alone
     after_backward: Step = nothing
     after_step: Step = nothing
     finish: Step = nothing

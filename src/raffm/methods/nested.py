@@ -102,9 +102,9 @@ class Nested(Usual):
             return Learn(plain_loss(client.task))
         runs: list[Smaller] = []
 
-        def prepare(module: nn.Module) -> Sequence[nn.Module]:
+        def prepare(module: nn.Module) -> Sequence[Smaller]:
             runs[:] = [Smaller(module, server, share.selection, inner) for inner in share.inner]
-            return [run.frame for run in runs]
+            return runs
 
         rule = _Rule(client.task, teaching(client.task), self.distil)
         every = range(len(share.inner))

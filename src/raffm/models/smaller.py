@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from raffm.algebra.inside import views
@@ -23,26 +24,23 @@ _FRAMES: WeakKeyDictionary[nn.Module, dict[Selection, nn.Module]] = WeakKeyDicti
 class Smaller(nn.Module):
     """A submodel inside another: called as a module of its size is, it computes on slices of the larger one's parameters.
 
-    `host` is a submodel of `server`, cut by `outer`; its tensors may change, but must stay where they are. Gradients of what
-    this gives add to those of the host. Statistics that batch norms gather in training are its own.
+    `host` is a submodel of `server`, cut by `outer`; its tensors may change, but must stay where they are. The gradients of
+    what this says are added to those of the host's parameters where their slices lie: to `gradients`, by name, where that is
+    given, else to each parameter's own. Statistics that batch norms gather in training are its own.
     """
 
     def __init__(self, host: nn.Module, server: Labelled, outer: Selection, inner: Selection) -> None:
         """See into a module."""
         super().__init__()
+        self.frame = _frame(host, server, inner).train()
+        self.gradients: Mapping[str, Tensor] = {}
         self._where = server.layout, outer, inner
-        self._frame = (_frame(host, server, inner),)  # a tuple, so that it is no child with parameters of its own
-        own = _statistics(host)
-        self._tensors = {name: tensor for name, tensor in named_tensors(host)[0].items() if name not in own}
-
-    @property
-    def frame(self) -> nn.Module:
-        """The structure, whose parameters have no values."""
-        return self._frame[0].train(self.training)
+        statistics = _statistics(host)
+        self._tensors = {name: tensor for name, tensor in named_tensors(host)[0].items() if name not in statistics}
 
     def forward(self, *values: Any, **inputs: Any) -> Any:
         """What the smaller submodel says."""
-        return functional_call(self.frame, views(self._tensors, *self._where), values, inputs)
+        return functional_call(self.frame, views(self._tensors, *self._where, self.gradients), values, inputs)
 
 
 def _frame(host: nn.Module, server: Labelled, inner: Selection) -> nn.Module:

@@ -69,7 +69,10 @@ class Lane:
         self._make_tables()
         self.turn = learn.turn
         unprepared = self.fading is not None or self.scaling is not None
-        self.modules = [self.module, *(() if unprepared else self.learn.prepare(self.module))]
+        smaller = () if unprepared else self.learn.prepare(self.module)
+        for each in smaller:
+            each.gradients = dict(zip(self.slots, self._places, strict=True))
+        self.modules = [self.module, *smaller]
         self._make_norms()
         if style.dtype == torch.bfloat16:
             for module in self.modules:
@@ -263,19 +266,20 @@ class Lane:
 
     def step(self, turn: int = 0) -> None:
         """The next step of the client, by the loss whose turn it is."""
-        loss, gradients = self._descended(turn)
-        self._move(self._hooked(gradients), loss)
+        terms = iter(self.learn.terms(turn, self.module, self._batch()))
+        loss = next(terms)
+        self._collect(self._hooked(torch.autograd.grad(loss, self.parameters)))
+        loss = loss.detach()  # what it was computed from is not held on to
+        for term in terms:
+            self._add(torch.autograd.grad(term, self.parameters, allow_unused=True))
+        self._move(loss)
 
-    def _descended(self, turn: int) -> tuple[Tensor, Sequence[Tensor]]:
-        """The first term of the loss, and the gradients of all of them together, each computed before the next is made."""
-        found: list[Tensor] = []
-        total: list[Tensor | None] = [None] * len(self.parameters)
-        for term in self.learn.terms(turn, self.module, self._batch()):
-            gradients = torch.autograd.grad(term, self.parameters, allow_unused=True)
-            total = [_sum(before, new) for before, new in zip(total, gradients, strict=True)]
-            found.append(term.detach())
-        pairs = zip(total, self.parameters, strict=True)
-        return found[0], [torch.zeros_like(parameter) if each is None else each for each, parameter in pairs]
+    @torch.no_grad()
+    def _add(self, gradients: Sequence[Tensor | None]) -> None:
+        """The gradients of another term; those of smaller submodels were added already."""
+        for gradient, place in zip(gradients, self._places, strict=True):
+            if gradient is not None:
+                place.add_(gradient)
 
     def _batch(self) -> Batch:
         rows = self._rows + self.step_number * len(self._rows)
@@ -294,7 +298,8 @@ class Lane:
         return [_laid_like(gradient, slot) for gradient, slot in zip(gradients, self.slots.values(), strict=True)]
 
     @torch.no_grad()
-    def _move(self, gradients: Sequence[Tensor], loss: Tensor) -> None:
+    def _collect(self, gradients: Sequence[Tensor]) -> None:
+        """Gradients into their places."""
         aware = self.fading is not None and self.fading.aware
         if self.passes.collect is not None:
             self.passes.collect(gradients, self.values, self.limits, aware, self.factors, self.gradients)
@@ -304,6 +309,10 @@ class Lane:
                 flat.fade_gradients(self.gradients, self.values, self.limits, aware)
             if self.factors is not None:
                 flat.scale_gradients(self.gradients, self.factors)
+
+    @torch.no_grad()
+    def _move(self, loss: Tensor) -> None:
+        """The optimizer's step, and the method's own after it."""
         if self.plan.local.clip:
             nn.utils.clip_grad_norm_([self._whole], self.plan.local.clip)
         if self._before is not None:
@@ -315,7 +324,7 @@ class Lane:
         self.show()
         if self.fading is None:
             self.learn.after_step(self.module)
-        self.total.add_(loss.detach())
+        self.total.add_(loss)
         self.step_number.add_(1)
 
     def state(self) -> list[Tensor]:
@@ -335,12 +344,6 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
     made = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
     is_image = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
     return made.contiguous(memory_format=torch.channels_last) if is_image else made
-
-
-def _sum(before: Tensor | None, new: Tensor | None) -> Tensor | None:
-    if before is None or new is None:
-        return new if before is None else before
-    return before + new
 
 
 def _laid_like(gradient: Tensor, slot: flat.Slot) -> Tensor:

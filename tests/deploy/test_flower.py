@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,16 +23,24 @@ from raffm.settings import read_settings
 RUN = {**DIGITS, "rounds": 2, "evaluate": {"every": 2}}
 
 
+METHODS = ["fiarse", pytest.param({"name": "nested", "shapes": "uniform"}, marks=pytest.mark.slow, id="nested")]
+
+
+@pytest.fixture(params=METHODS)
+def content(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {**RUN, "method": request.param, "merging": {"average": 0.0}}
+
+
 @pytest.fixture
-def network(tmp_path: Path) -> Iterator[Network]:
-    made = Network.made(tmp_path, RUN)
+def network(tmp_path: Path, content: dict[str, Any]) -> Iterator[Network]:
+    made = Network.made(tmp_path, content)
     try:
         yield made
     finally:
         made.close()
 
 
-def test_three_nodes_over_tls_give_the_server_of_one_process(network: Network, tmp_path: Path) -> None:
+def test_three_nodes_over_tls_give_the_server_of_one_process(network: Network, content: dict[str, Any]) -> None:
     network.begin()
     write_node_key(network.folder / "certs" / "node3")
     (network.folder / "nodes" / "3.config").write_text("partition-id=3 num-partitions=3")
@@ -39,8 +49,10 @@ def test_three_nodes_over_tls_give_the_server_of_one_process(network: Network, t
     results = network.folder / "run" / "results.json"
     assert results.is_file(), said + network.log("link")
 
-    plan = plan_of(read_settings(RUN))
-    object.__setattr__(plan, "fleet", Fleet((Tier(1.0), Tier(1 / 4), Tier(1 / 16)), dealt=(0, 1, 2)))
+    made = plan_of(read_settings(content))
+    assert made.given is not None
+    dealt = Fleet((Tier(1.0), Tier(1 / 4), Tier(1 / 16)), dealt=(0, 1, 2))
+    plan = replace(made, fleet=dealt, server=made.given, given=None)
     expected = run_plan(plan)
     found = load_file(network.folder / "run" / "checkpoint" / "server.safetensors")
     for name, tensor in plan.server.tensors.items():

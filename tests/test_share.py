@@ -161,5 +161,7 @@ def test_sizes_with_norms_of_their_own_keep_them(tmp_path: Path) -> None:
         module = shared.submodel(piece.name)
         expected = submodel_of(plan, plan.served[piece.name].size)
         assert torch.allclose(outputs_of(plan, module, test), outputs_of(plan, expected, test), atol=1e-5)
+    ranked = share(tmp_path / "run", tmp_path / "ranked", metric="l1_norm")  # rows are not ranked
+    assert [piece.name for piece in ranked.pieces] == ["1", "1/4"]
     weights = [shared.submodel(piece.name).stem.norm.weight for piece in shared.pieces]  # type: ignore[union-attr]
     assert not torch.equal(weights[0][: len(weights[1])], weights[1])

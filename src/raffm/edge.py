@@ -242,7 +242,7 @@ class Office:
         from raffm.prepare import fleet_from
 
         sizes = [tier.size for tier in fleet_from(self.settings.fleet).tiers]
-        return fitting(self._own[2], sizes, self.settings.local)
+        return fitting(self._own[2], sizes, self.settings.local, self._own[3])
 
     def check(self, known: Known) -> None:
         """Refuse a node with other classes, or too small for the smallest size."""

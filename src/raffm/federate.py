@@ -30,7 +30,7 @@ from raffm.methods import method_of
 from raffm.methods.method import Device, Method, Served
 from raffm.models.checkpoint import save_submodel
 from raffm.models.labelled import Labelled
-from raffm.models.rows import plain_submodel
+from raffm.models.rows import plain_submodel, rows_of
 from raffm.notices import notice
 from raffm.report.folder import write_results
 from raffm.report.tables import as_markdown
@@ -61,8 +61,9 @@ class Trained:
 
     @property
     def model(self) -> nn.Module:
-        """The server's model."""
-        return self.plan.server.model
+        """The trained model, with the norms of the largest size where sizes have their own."""
+        server, given = self.plan.server, self.plan.given
+        return server.model if given is None or not rows_of(server.model) else given.model
 
     def submodel(self, size: float, view: str = "") -> nn.Module:
         """The submodel that the method serves to a device of a size: a module of its own, ready to run or to save.

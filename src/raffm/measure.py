@@ -10,6 +10,7 @@ from raffm.devices.timing import Timing
 from raffm.methods.method import Device, Served, Share, Usual
 from raffm.methods.raffm import RaFFM
 from raffm.models.labelled import Labelled
+from raffm.models.rows import with_plain_norms
 from raffm.rounds.backend import Serial
 from raffm.rounds.costs import Costs
 from raffm.rounds.evaluate import entries_of, evaluate, sizes_of
@@ -65,7 +66,8 @@ def measured(plan: Plan, round: int, metric: str | None = None, is_timed: bool =
     if metric is None:
         return found
     own = plan.method if isinstance(plan.method, RaFFM) else RaFFM()
-    other = _measured(replace(plan, method=Prioritized(replace(own, metric=metric))), round, is_timed)
+    server = with_plain_norms(plan.server)
+    other = _measured(replace(plan, server=server, method=Prioritized(replace(own, metric=metric))), round, is_timed)
     return Measured(
         replace(found.evaluation, sizes={**found.evaluation.sizes, **other.evaluation.sizes}),
         {**found.sizes, **other.sizes},

@@ -22,6 +22,7 @@ from raffm.devices.profiles import PROFILES
 from raffm.errors import ExportError, RunError
 from raffm.methods.raffm import RaFFM
 from raffm.models.files import read_json
+from raffm.models.rows import whole as whole_of
 from raffm.models.space import Space, read_space
 from raffm.notices import notice
 from raffm.prepare import opened
@@ -214,7 +215,7 @@ def target_of(device: str) -> Target:
 def _for_device(plan: Plan, limits: Mapping[str, float], target: Target) -> dict[str, float]:
     """The limits, and the device's part of the model where nothing else is asked for; its memory, where that is too little."""
     server = plan.server
-    whole = server.layout.count(Selection())
+    whole = server.layout.count(whole_of(server.layout))
     usual = {"params": target.size * whole} if target.size is not None and not limits else {}
     memory = min(limits.get("memory", target.memory), target.memory)
     is_enough = "memory" not in limits and read_inference(server.model, server.layout, server.table, Selection()) <= memory

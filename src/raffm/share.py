@@ -133,7 +133,7 @@ def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dic
     whole = space_of(plan, None).largest()
     found = {"1": whole}
     for name, device in plan.served.items():
-        if device.size < 1:
+        if device.size < 1 or isinstance(plan.method, NestedMethod):
             found[name] = {**whole, **_shape_for(plan, device, metric)}
     searched = run / "search" / "search.json"
     if searched.is_file() and read_json(searched)["ranking"] == metric:

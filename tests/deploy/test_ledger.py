@@ -20,10 +20,14 @@ from raffm.deploy.ledger import UNNUMBERED, Known, fitting, fleet_of, known_from
 from raffm.deploy.letters import letter_of, parcel_of
 from raffm.deploy.statement import Device, device_from, quantity, stated
 from raffm.devices.budget import Budget
+from raffm.devices.cost import CostModel
 from raffm.errors import RunError
 from raffm.methods import method_of
+from raffm.methods.shapes import sizes_at
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
+from raffm.models.resnet import ResNet, ResNetConfig
+from raffm.rounds.local import Local
 
 NODES = [
     Known(70, 0, 5, (0, 2), Device(1.0)),
@@ -115,6 +119,22 @@ def test_a_node_gets_the_largest_size_that_keeps_all_its_limits() -> None:
     assert fits(Budget(max_params=whole, max_flops=1 << 60, max_memory=1 << 40)) == 1.0
     with pytest.raises(RunError, match=r"it holds 10 params; the smallest submodel, 0\.0625 of the model, takes"):
         fits(Budget(max_params=10))
+
+
+def test_limits_are_those_of_the_shapes_that_a_method_cuts() -> None:
+    """A balanced shape does more work with as many parameters, and nested steps take more memory."""
+    server = Labelled.of(ResNet(ResNetConfig(widths=(24, 48), depths=(1, 1), classes=5, image_size=16)))
+    sizes, local = (1.0, 1 / 4), Local("sgd", lr=0.1)
+    uniform, nested = (fitting(server, sizes, local, method_of(name)) for name in ("heterofl", "nested"))
+    shape = server.layout.select(sizes_at(server, 1 / 4, sizes, "balanced"))
+    work = CostModel(server.model, server.layout, server.table).flops(server.layout.sizes_of(shape))
+    assert nested(Budget(max_flops=work)) == uniform(Budget(max_flops=work)) == 1 / 4
+    assert uniform(Budget(max_flops=work - 1)) == 1 / 4
+    with pytest.raises(RunError, match="the smallest submodel"):
+        nested(Budget(max_flops=work - 1))
+    plain = CostModel(server.model, server.layout, server.table, local.batch, "sgd").memory(server.layout.sizes)
+    assert uniform(Budget(max_memory=plain)) == 1.0
+    assert nested(Budget(max_memory=plain)) == 1 / 4
 
 
 def test_limits_go_on_to_a_method_that_heeds_them_and_become_sizes_for_others() -> None:

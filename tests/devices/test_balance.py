@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from raffm.methods.widths import scaled_modules
 from raffm.models.exits import with_exits
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny, trainable
+from raffm.models.resnet import ResNet, ResNetConfig
 
 QUARTERS = (1.0, 1 / 4, 1 / 16, 1 / 64)
 
@@ -177,3 +179,26 @@ def test_work_may_bind_beside_parameters() -> None:
     both = widths.balanced(Budget(max_params=params.max_params, max_flops=int(0.7 * flops)))
     assert widths.costs("flops", np.array([both], dtype=float))[0] <= 0.7 * flops
     assert np.prod(both) < np.prod(alone)
+
+
+def test_widths_of_other_resnets_are_cut_by_the_same_rule() -> None:
+    from transformers import ResNetConfig as Config
+    from transformers import ResNetForImageClassification
+
+    with torch.device("meta"):
+        basic = Config(layer_type="basic", embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2])
+        widths = Widths(Labelled.of(ResNetForImageClassification(basic)))
+        bottlenecks = Widths(Labelled.of(ResNetForImageClassification(Config())))
+        grouped = Widths(Labelled.of(ResNet(ResNetConfig(norm="group"))))
+    assert widths.whole == (64, 128, 256, 512)
+    assert widths.balanced(widths.budget(1 / 16)) == (64, 72, 72, 64)
+    assert bottlenecks.whole == (64, 256, 512, 128, 1024, 256, 2048, 512), "what a bottleneck gives is a width of its own"
+    assert bottlenecks.balanced(bottlenecks.budget(1 / 4))
+    assert grouped.balanced(grouped.budget(1 / 64)) == (4, 5, 4, 4), "groups of 8 channels: (32, 40, 32, 32)"
+
+
+def test_a_width_is_never_less_than_its_groups_may_be() -> None:
+    widths = Widths(Labelled.of(tiny("sam_vision_model")))
+    found = widths.sizes(widths.balanced(widths.budget(0.8)))
+    assert min(size for group, size in found.items() if group.endswith("qk")) >= 2
+    Ranking().cut(widths.server.layout, found)

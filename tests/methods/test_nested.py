@@ -21,6 +21,7 @@ from raffm.data.task import Batch, LanguageModelling, TextRegression, teaching
 from raffm.devices.balance import Widths
 from raffm.errors import CheckpointError, RunError, SpaceError
 from raffm.federate import Trained, run_plan, submodel_of
+from raffm.measure import measured
 from raffm.methods import method_of
 from raffm.methods.method import Client, Device
 from raffm.methods.shapes import sizes_at
@@ -31,6 +32,7 @@ from raffm.models.load import tiny
 from raffm.models.resnet import ResNet, ResNetConfig
 from raffm.models.rows import SIZES, bare
 from raffm.models.surgery import submodel
+from raffm.pick import space_of
 from raffm.rounds import checkpoint
 from raffm.rounds.backend import Serial
 from raffm.rounds.costs import Costs
@@ -38,6 +40,8 @@ from raffm.rounds.local import Local
 from raffm.rounds.loop import Keeping, train
 from raffm.rounds.plan import Evaluating, Merging, Plan
 from raffm.rounds.predict import outputs_of
+from raffm.search.judge import judge_of
+from raffm.search.price import Prices
 from raffm.simulate.pooled import Pooled
 
 FLEET = "1, 1/2, 1/5"
@@ -287,6 +291,52 @@ def test_a_submodel_of_other_sizes_has_the_norms_of_the_smallest_shape_that_hold
     assert method_of("nested", own_norms=False).completed(small_resnet(), (1.0,), layout.select({})) == layout.select({})
 
 
+def test_the_trained_model_is_the_one_that_was_given_with_the_norms_of_the_largest_size() -> None:
+    given = small_resnet()
+    plan = plan_of("raffm_resnet", "nested", "1, 1/4", labels=LABELS, server=given, switches={"shapes": "balanced"})
+    trained = run_plan(plan)
+    assert trained.model is given.model
+    whole = submodel_of(plan, 1.0)
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(parameter, given.tensors[name]), name
+
+
+class Stops:
+    """Somebody who presses Ctrl-C after the second round."""
+
+    def client(self, *_: object) -> None:
+        pass
+
+    def round(self, entry: Any, *_: object) -> None:
+        if entry.round == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_is_stopped_leaves_norms_that_belong_to_the_weights() -> None:
+    given = small_resnet()
+    plan = plan_of("raffm_resnet", "nested", "1, 1/4", labels=LABELS, server=given, rounds=5, switches={"shapes": "balanced"})
+    with pytest.raises(KeyboardInterrupt):
+        train(plan, Serial(plan), watcher=Stops())
+    for name, tensor in plan.server.tensors.items():
+        if name.endswith("_rows"):
+            assert torch.equal(given.tensors[name.removesuffix("_rows")], tensor[0])
+            assert name.endswith("bias_rows") or not torch.equal(tensor[0], torch.ones_like(tensor[0]))
+
+
+def test_submodels_by_raffm_of_a_nested_run_have_the_norms_of_the_largest_size() -> None:
+    plan = balanced_plan("1, 1/4")
+    found = measured(plan, 0, "l1_norm", is_timed=False)
+    layout = bare(plan.server).layout
+    for name, size in found.sizes.items():
+        assert size.fraction == size.params / layout.count(layout.select({})), name
+    assert len(found.sizes) == 4, "both sizes, and the smaller one by RaFFM with salience and without"
+    judge = judge_of(plan, "l1_norm")
+    space = space_of(plan, None)
+    prices = Prices(judge, space, ("params",))
+    for sizes in (space.smallest(), space.largest()):
+        assert prices.of(sizes)["params"] == sum(parameter.numel() for parameter in judge.module(sizes).parameters())
+
+
 # -- saving --------------------------------------------------------------------------------------------------------
 
 
@@ -332,6 +382,9 @@ def test_a_checkpoint_of_another_chain_is_refused(tmp_path: Path, monkeypatch: p
         ({"ranking": "magic"}, "ranks by l1_norm, l2_norm or none"),
         ({"shapes": "round"}, '"uniform", "balanced"'),
         ({"shapes": {"1": [8, 8], "1/4": [8, 16]}}, "does not lie inside"),
+        ({"shapes": {"small": [8, 8]}}, "sizes such as 1/4, but one is for 'small'"),
+        ({"shapes": {"1/4": [8.0, 8.0]}}, "does not fit; the widths"),
+        ({"distil": "half"}, "part of 0 to 1"),
     ],
     ids=str,
 )

@@ -9,11 +9,15 @@ import torch
 from torch import nn
 
 from raffm.algebra.selection import Selection
+from raffm.errors import SpaceError
+from raffm.methods.widths import width_groups
 from raffm.models.labelled import Labelled
 from raffm.models.load import tiny
-from raffm.models.rows import SIZES, is_norm, plain, with_rows
+from raffm.models.rows import SIZES, is_norm, plain, plain_submodel, with_rows
+from raffm.models.salience import rank
 from raffm.models.sample import sample_inputs
 from raffm.models.surgery import submodel
+from raffm.models.table import shipped
 from raffm.models.verify import verify
 
 FAMILIES = ("raffm_resnet", "vit", "bert", "llama", "t5")
@@ -63,8 +67,22 @@ def test_a_submodel_reads_the_row_that_it_holds_and_is_plain_again(family: str) 
         assert set(again.state_dict()) == set(server.model.state_dict())
 
 
-def test_rows_are_labelled_rightly() -> None:
-    rows = with_rows(Labelled.of(tiny("vit")), 3)
-    found = verify(rows.model)
-    assert found.holds
-    assert SIZES in {row.group for row in found.rows}
+def test_rows_are_labelled_rightly_and_are_no_width() -> None:
+    given = Labelled.of(tiny("vit"))
+    rows = with_rows(given, 3)
+    assert verify(rows.model).holds
+    assert SIZES not in rows.layout.free and SIZES not in width_groups(rows.layout)
+    orders = [rank(each.model, each.layout).order for each in (given, rows)]
+    assert set(orders[0]) == set(orders[1])
+    assert all(torch.equal(order, orders[1][group]) for group, order in orders[0].items()), "salience does not look at rows"
+    assert rows.model.config is given.model.config
+    with pytest.raises(SpaceError, match="have rows already"):
+        with_rows(rows, 3)
+
+
+def test_a_table_that_a_model_carries_is_its_own_again() -> None:
+    model = tiny("vit")
+    model.raffm_table = shipped("vit")  # type: ignore[assignment]
+    rows = with_rows(Labelled.of(model), 2)
+    small = plain_submodel(rows, submodel(rows.model, rows.layout, rows.layout.select({SIZES: [1]})))
+    assert small.raffm_table == model.raffm_table

@@ -16,7 +16,7 @@ class Group:
     A free group may be cut to any subset; a pinned one (vocabulary, classes) never is. A fibred group has a `base`
     and keeps its own indices in every index of it, the same number in each: `qk` per head. A depth group has a
     `path`: the blocks `path.0`, `path.1`, ... of the model are its indices, and `required` blocks always stay; of an
-    `ordered` one only the last can be dropped.
+    `ordered` one only the last can be dropped. One that is `apart` is no width: a method alone chooses its indices.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Group:
     required: tuple[int, ...] = ()
     ordered: bool = False
     guard: tuple[str, int] | None = None
+    apart: bool = False
     approximate: str = ""
     """Why cutting this group is not the same as zeroing it; empty where it is."""
 

@@ -33,11 +33,10 @@ def _relative(name: str, outer: Where, inner: Where, length: int) -> Where:
     if inner is None and outer is None:
         return None
     known, wanted = _listed(outer, length), _listed(inner, length)
+    if torch.equal(wanted, known):
+        return None
     order = known.argsort()
-    places = torch.searchsorted(known[order], wanted).clamp(max=len(known) - 1)
-    if not torch.equal(known[order][places], wanted):
-        raise SelectionError(f"the smaller submodel has positions of `{name}` that the larger one lacks.")
-    return None if len(wanted) == len(known) and torch.equal(wanted, known) else as_stretch(order[places])
+    return as_stretch(order[_places(name, known[order], wanted)])
 
 
 def _listed(where: Where, length: int) -> Tensor:
@@ -56,22 +55,20 @@ def within(layout: Layout, outer: Selection, inner: Selection) -> Selection:
         if name in layout.depths:
             chosen[name] = kept
         elif base is None:
-            chosen[name] = _places(given, kept)
+            chosen[name] = kept if given is None else _places(name, given, kept)
         else:
             known = _rows(outer, layout, base)
             rows = [known.index(row) for row in _rows(inner, layout, base)]
             pairs = zip(rows, kept, strict=True)
-            chosen[name] = torch.stack([_places(None if given is None else given[row], own) for row, own in pairs])
+            chosen[name] = torch.stack([own if given is None else _places(name, given[row], own) for row, own in pairs])
     return layout.select(dict(chosen))
 
 
-def _places(known: Tensor | None, wanted: Tensor) -> Tensor:
-    """The places of sorted indices among sorted ones."""
-    if known is None:
-        return wanted
+def _places(name: str, known: Tensor, wanted: Tensor) -> Tensor:
+    """The places of some numbers among sorted ones."""
     places = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
     if not torch.equal(known[places], wanted):
-        raise SelectionError("the smaller submodel keeps indices that the larger one lacks.")
+        raise SelectionError(f"the smaller submodel has positions of `{name}` that the larger one lacks.")
     return places
 
 

@@ -137,8 +137,9 @@ class Layout:
 
     @cached_property
     def free(self) -> tuple[str, ...]:
-        """The groups that may be cut, in the order of the labels."""
-        return tuple(name for name, group in self.groups.items() if not group.pinned and group.size > group.least)
+        """The groups that may be cut, in the order of the labels; those that a method alone chooses from are not among them."""
+        groups = self.groups.items()
+        return tuple(name for name, group in groups if not (group.pinned or group.apart) and group.size > group.least)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from raffm.algebra.ranking import Ranking
 from raffm.data.examples import Dataset, Examples, Federation, Parts, Split
 from raffm.deploy.statement import Device, device_from, said_of
-from raffm.devices.budget import Budget
+from raffm.devices.budget import Budget, Kind
 from raffm.devices.cost import CostModel
 from raffm.devices.fleet import Fleet, Tier
 from raffm.errors import RunError
 from raffm.methods.method import Method
-from raffm.methods.widths import prefix, width_groups
+from raffm.methods.shapes import sizes_at
+from raffm.methods.widths import width_groups
 from raffm.models.labelled import Labelled
 from raffm.notices import notice
 from raffm.rounds.local import Local
@@ -131,18 +133,27 @@ def tier_for(known: Known, fits: Callable[[Budget], float], heeds_budgets: bool 
     return Tier(size, **{key: entry for key, entry in given.items() if entry is not None})  # type: ignore[arg-type]
 
 
-def fitting(server: Labelled, sizes: Sequence[float], local: Local) -> Callable[[Budget], float]:
-    """Gives the largest of some sizes whose submodel, all widths cut alike, keeps all limits of a budget."""
+NESTED = 1.2
+"""Where smaller shapes are trained inside a client's own, memory grows by less than this (docs/methods/nested.md)."""
+
+
+def fitting(server: Labelled, sizes: Sequence[float], local: Local, method: Method | None = None) -> Callable[[Budget], float]:
+    """Gives the largest of some sizes whose submodel, in the method's shape, keeps all limits of a budget."""
+    shapes = getattr(method, "shapes", "uniform")
+    spare = NESTED if getattr(method, "steps", "none") != "none" else 1.0
     optimizer = "sgd-momentum" if local.optimizer == "sgd" and local.momentum else local.optimizer
     cost = CostModel(server.model, server.layout, server.table, local.batch, optimizer, width_groups(server.layout))
 
+    def needed(size: float, kind: Kind) -> int:
+        cut = Ranking().cut(server.layout, sizes_at(server, size, sizes, shapes))
+        found: int = getattr(cost, kind)(server.layout.sizes_of(cut))
+        return int(spare * found) if kind == "memory" else found
+
     def fits(budget: Budget) -> float:
         for size in sorted(sizes, reverse=True):
-            widths = server.layout.sizes_of(prefix(server, size).selection)
-            if all(getattr(cost, kind)(widths) <= limit for kind, limit in budget.limits.items()):
+            if all(needed(size, kind) <= limit for kind, limit in budget.limits.items()):
                 return size
-        smallest = server.layout.sizes_of(prefix(server, min(sizes)).selection)
-        needs = ", ".join(f"{getattr(cost, kind)(smallest):,} {kind}" for kind in budget.limits)
+        needs = ", ".join(f"{needed(min(sizes), kind):,} {kind}" for kind in budget.limits)
         limits = ", ".join(f"{limit:,} {kind}" for kind, limit in budget.limits.items())
         raise RunError(f"it holds {limits}; the smallest submodel, {min(sizes):g} of the model, takes {needs}.")
 

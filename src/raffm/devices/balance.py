@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import prod
+from math import lcm, prod
 
 import numpy as np
 from torch import nn
 
-from raffm.algebra.layout import PARAMETERS
+from raffm.algebra.axis import monomials
+from raffm.algebra.layout import PARAMETERS, Layout
 from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.devices.basis import Array
@@ -28,7 +29,7 @@ from raffm.models.labelled import Labelled
 from raffm.models.table import fill, instances
 
 STEP = 8
-"""Widths are multiples of it, but for those that are smaller than two of it."""
+"""Widths are multiples of so many channels, but for those that are smaller than two of it."""
 
 EVERY = 1 << 20
 """So many shapes are all looked at."""
@@ -38,6 +39,31 @@ SAME = 1e-9
 
 Shape = tuple[int, ...]
 """A size for every width, in the order of the table."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """By how many indices a width grows, what its groups need at least for that, and the least that it may be."""
+
+    of_width: int
+    of_group: int
+    least: int
+
+    @staticmethod
+    def of(layout: Layout, groups: Sequence[str]) -> Step:
+        """Of groups that have one size: `STEP` channels are fewer indices where an index is a whole norm group."""
+        own = lcm(*(layout.groups[group].step for group in groups))
+        channels = min(_channels(layout, group) for group in groups)
+        wanted = max(1, STEP // channels)
+        return Step(lcm(own, wanted), own, max(layout.groups[group].least for group in groups))
+
+
+def _channels(layout: Layout, group: str) -> int:
+    """How many numbers of an axis an index of a group stands for, where these are fewest."""
+    axes = (layout.labels[name].axes[axis] for name, axis in layout.uses(group))
+    terms = [(several, times) for axis in axes for several, times in monomials(axis) if group in several]
+    pinned = {name: each.size for name, each in layout.groups.items() if each.pinned}
+    return min(times * prod(pinned.get(name, 1) for name in several) for several, times in terms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +87,27 @@ class Widths:
                 f"the table of {self.server.table.family!r} names no widths, so that no balanced shapes can be made. Add a "
                 "section [widths] to it, or use uniform shapes."
             )
-        ordered = sorted(found, key=lambda name: min(list(layout.groups).index(group) for group in found[name]))
-        for name in ordered:
-            if len({layout.groups[group].size for group in found[name]}) > 1:
-                raise SpaceError(f"the groups of the width `{name}` have different sizes: {', '.join(found[name])}.")
-        return {name: tuple(dict.fromkeys(found[name])) for name in ordered}
+        places = {group: place for place, group in enumerate(layout.groups)}
+        apart = {part: several for name in found for part, several in self._of_one_size(name, found[name]).items()}
+        return dict(sorted(apart.items(), key=lambda entry: min(places[group] for group in entry[1])))
+
+    def _of_one_size(self, name: str, groups: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The groups of a width; those of another size, as what a bottleneck gives, are a width of their own."""
+        by_size = dict[int, dict[str, None]]()
+        for group in groups:
+            by_size.setdefault(self.server.layout.groups[group].size, {})[group] = None
+        first = next(iter(by_size))
+        return {name if size == first else f"{name} ({size})": tuple(several) for size, several in by_size.items()}
 
     @cached_property
     def whole(self) -> Shape:
         """The full size of every width."""
         return tuple(self.server.layout.groups[groups[0]].size for groups in self.groups.values())
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """What every width goes by."""
+        return tuple(Step.of(self.server.layout, groups) for groups in self.groups.values())
 
     def sizes(self, shape: Sequence[int]) -> dict[str, int]:
         """A shape as sizes of groups."""
@@ -109,10 +146,8 @@ class Widths:
 
         Of equal products that with more multiply-adds, then the one whose first widths are greater.
         """
-        levels = [
-            _levels(full, most, least)
-            for full, most, least in zip(self.whole, inside or self.whole, around or (1,) * len(self.whole), strict=True)
-        ]
+        bounds = zip(self.steps, self.whole, inside or self.whole, around or (1,) * len(self.whole), strict=True)
+        levels = [_levels(step, full, most, least) for step, full, most, least in bounds]
         field = self._field(levels, limits)
         if not field.fits(field.bottom[None])[0]:
             self._refuse(limits, [float(each[0]) for each in levels])
@@ -199,11 +234,11 @@ def _refuse_order(budgets: Sequence[Budget | None]) -> None:
             raise BudgetError(f"two budgets of the chain are equal: {smaller}. Leave one of them out.")
 
 
-def _levels(full: int, most: int, least: int) -> Array:
-    """The sizes that a width may have: multiples of the step, and where it begins or ends."""
-    step = STEP if full >= 2 * STEP else 1
-    every = {size for size in range(step, most + 1, step) if size >= least} | {most} | ({least} if least > 1 else set())
-    return np.array(sorted(every), dtype=np.float64)
+def _levels(step: Step, full: int, most: int, least: int) -> Array:
+    """The sizes that a width may have: multiples of its step, and where it begins or ends."""
+    by = step.of_width if full >= 2 * step.of_width else step.of_group
+    every = {size for size in range(by, most + 1, by) if size >= max(least, step.least)} | {most}
+    return np.array(sorted(every | ({least} if least > 1 else set())), dtype=np.float64)
 
 
 def _shapes(levels: Sequence[Array], choices: Levels) -> Array:

@@ -33,7 +33,7 @@ class Fiarse(Usual):
 
     The module stays dense: bytes shrink, work and memory do not. Norms are always held. At size 1 nothing is masked.
     `scope` says what shares a threshold, `gradient` whether that of a kept weight is "importance"-aware or "plain". With
-    `embeddings` false, tables and tokens that no map multiplies are held whole, and sizes are parts of all else.
+    `embeddings` false, tables and tokens are held whole, also where a head is tied to one, and sizes are parts of all else.
     """
 
     name: ClassVar[str] = "fiarse"

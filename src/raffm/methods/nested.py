@@ -66,7 +66,7 @@ class Nested(Usual):
     def _refuse_switches(self) -> None:
         if self.steps not in ("all", "one", "none"):
             raise RunError(f'{self.name} trains "all" smaller shapes in a step, "one" or "none", not {self.steps!r}.')
-        if not 0 <= self.distil <= 1:
+        if not isinstance(self.distil, int | float) or not 0 <= self.distil <= 1:
             raise RunError(f"smaller shapes learn by a part of 0 to 1 from larger ones, but distil is {self.distil!r}.")
         if self.ranking not in ("none", *METRICS):
             raise RunError(f"{self.name} ranks by {', '.join(METRICS)} or none, not by {self.ranking!r}.")
@@ -120,9 +120,8 @@ class Nested(Usual):
 
     def _served(self, server: Labelled, device: Device) -> Share:
         fleet = _sorted(device.fleet)
-        size = min(device.size, fleet[0])
-        place = max(place for place, trained in enumerate(fleet) if trained >= size)
-        return Share(with_some(server.layout, self._sizes(server, size, fleet), [place]))
+        place = max((place for place, trained in enumerate(fleet) if trained >= device.size), default=0)
+        return Share(with_some(server.layout, self._sizes(server, device.size, fleet), [place]))
 
     def completed(self, server: Labelled, fleet: Sequence[float], selection: Selection) -> Selection:
         """With the norms of the smallest size whose shape holds it."""
@@ -135,7 +134,10 @@ class Nested(Usual):
         return server.layout.select({**kept, SIZES: [max(holding, default=0)]})
 
     def _sizes(self, server: Labelled, size: float, fleet: Sequence[float]) -> dict[str, int]:
-        """The sizes of the groups that the shape of a size has; a shape's budget covers the norms of its own size alone."""
+        """The sizes of the groups that the shape of a size has, or the largest that is trained.
+
+        A shape's budget covers the norms of its own size alone.
+        """
         return sizes_at(bare(server), min(size, max(fleet)), fleet, self.shapes)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from itertools import pairwise
 
-from raffm.algebra.layout import Layout
 from raffm.devices.balance import Shape, Widths
 from raffm.devices.fleet import size_name
 from raffm.errors import BudgetError, RunError
@@ -41,43 +39,52 @@ def shape_of(widths: Widths, size: float, fleet: tuple[float, ...], shapes: Shap
     if isinstance(shapes, str):
         if shapes != "balanced":
             raise RunError(f'shapes are "uniform", "balanced", or widths for every size, not {shapes!r}.')
-        return _balanced(_Model(widths), size, fleet)
-    known = {float(Fraction(label)): tuple(given) for label, given in shapes.items()}
+        return _balanced(widths, size, fleet)
+    known = {_size_in(label): tuple(given) for label, given in shapes.items()}
     if size == 1 and 1.0 not in known:
         return widths.whole
     if size not in known:
         raise RunError(f"shapes are given for the sizes {', '.join(shapes)}, but not for {size:g}.")
     shape = known[size]
-    if len(shape) != len(widths.whole) or not all(0 < one <= most for one, most in zip(shape, widths.whole, strict=False)):
+    is_whole = all(isinstance(one, int) for one in shape) and len(shape) == len(widths.whole)
+    if not is_whole or not all(0 < one <= most for one, most in zip(shape, widths.whole, strict=True)):
         names = ", ".join(f"{name} {most}" for name, most in zip(widths.groups, widths.whole, strict=True))
         raise RunError(f"the shape {list(shape)} of size {size:g} does not fit; the widths, and their most, are: {names}.")
     return shape
 
 
-class _Model:
-    """A model's widths, equal to those of every model with the same layout: shapes are found once."""
-
-    def __init__(self, widths: Widths) -> None:
-        self.widths = widths
-        self._layout: Layout = widths.server.layout
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Model) and self._layout.fingerprint == other._layout.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self._layout.fingerprint)
+def _size_in(label: str) -> float:
+    try:
+        return float(Fraction(label))
+    except (ValueError, ZeroDivisionError):
+        raise RunError(f"shapes are given for sizes such as 1/4, but one is for {label!r}.") from None
 
 
-@lru_cache(maxsize=256)
-def _balanced(model: _Model, size: float, fleet: tuple[float, ...]) -> Shape:
+_KNOWN: dict[tuple[str, float, tuple[float, ...]], Shape] = {}
+"""Balanced shapes by layout, size and fleet: they follow from these alone, and finding one takes up to seconds."""
+
+MANY = 1024
+"""Shapes that are remembered."""
+
+
+def _balanced(widths: Widths, size: float, fleet: tuple[float, ...]) -> Shape:
     """In a fleet: inside the next larger shape of the fleet. Others also around the next smaller one."""
-    widths = model.widths
     if size >= 1:
         return widths.whole
+    key = widths.server.layout.fingerprint, size, fleet
+    if key not in _KNOWN:
+        found = _found(widths, size, fleet)
+        if len(_KNOWN) >= MANY:
+            _KNOWN.clear()
+        _KNOWN[key] = found
+    return _KNOWN[key]
+
+
+def _found(widths: Widths, size: float, fleet: tuple[float, ...]) -> Shape:
     larger = min((each for each in fleet if each > size), default=1.0)
     smaller = max((each for each in fleet if each < size), default=None)
-    around = None if smaller is None or size in fleet else _balanced(model, smaller, fleet)
-    inside = _balanced(model, larger, fleet)
+    around = None if smaller is None or size in fleet else _balanced(widths, smaller, fleet)
+    inside = _balanced(widths, larger, fleet)
     try:
         return widths.balanced(widths.budget(size), inside, around)
     except BudgetError as error:

@@ -256,7 +256,7 @@ def _group(table: Table, name: str, model: nn.Module, last: tables.Numbers, rena
     if found is None:
         return Group(name, 0)
     about, numbers = found
-    allowed = {"size", "pinned", "per", "step", "least", "approximate", "free_where"}
+    allowed = {"size", "pinned", "per", "step", "least", "approximate", "apart", "free_where"}
     if unknown := set(about) - allowed:
         raise LabelError(f"group {name!r} has the unknown property {min(unknown)!r}; known are {sorted(allowed)}.")
     base = rename(tables.fill(about["per"], numbers, last)) if "per" in about else None

@@ -34,8 +34,10 @@ ROWS = "_rows"
 
 def with_rows(server: Labelled, count: int) -> Labelled:
     """A model whose norms have so many rows, each beginning with the norm's own numbers; all else is the given model's."""
-    shared = {id(tensor): tensor for tensor in (*server.model.parameters(), *server.model.buffers())}
-    model = copy.deepcopy(server.model, shared)
+    if SIZES in server.layout.groups:
+        raise _inseparable(server, "they have rows already. Give the model that those were made from")
+    kept = (*server.model.parameters(), *server.model.buffers(), getattr(server.model, "config", None))
+    model = copy.deepcopy(server.model, {id(each): each for each in kept})
     prefix, lines = base_prefix(model), dict[str, str]()
     for path, norm in model.named_modules():
         if is_norm(norm):
@@ -46,7 +48,9 @@ def with_rows(server: Labelled, count: int) -> Labelled:
                 lines[f"{path.removeprefix(prefix)}.{name}{ROWS}"] = f"{SIZES}, {label}"
     if not lines:
         raise _inseparable(server, "there are none")
-    model.raffm_table = replace(server.table, tensors={**lines, **server.table.tensors})  # type: ignore[assignment]
+    groups = {**server.table.groups, SIZES: {"apart": True}}
+    model.raffm_table_before = getattr(server.model, "raffm_table", None)  # type: ignore[assignment]
+    model.raffm_table = replace(server.table, tensors={**lines, **server.table.tensors}, groups=groups)  # type: ignore[assignment]
     return Labelled.of(model)
 
 
@@ -84,7 +88,8 @@ def bare(server: Labelled) -> Labelled:
     if server not in _BARE:
         lines = {name: line for name, line in server.table.tensors.items() if not line.startswith(f"{SIZES},")}
         model = plain(skeleton(server.model, server.layout, whole(server.layout)))
-        _BARE[server] = Labelled.of(model, replace(server.table, tensors=lines))
+        groups = {name: about for name, about in server.table.groups.items() if name != SIZES}
+        _BARE[server] = Labelled.of(model, replace(server.table, tensors=lines, groups=groups))
     return _BARE[server]
 
 
@@ -129,8 +134,9 @@ def plain(module: nn.Module) -> nn.Module:
             for name, table in tables.items():
                 delattr(norm, f"{name}{ROWS}")
                 norm.register_parameter(name, nn.Parameter(table[0].detach().clone(), table.requires_grad))
-    if hasattr(module, "raffm_table"):
-        del module.raffm_table
+    if hasattr(module, "raffm_table_before"):
+        module.raffm_table = module.raffm_table_before
+        del module.raffm_table_before
     return module
 
 

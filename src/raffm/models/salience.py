@@ -115,6 +115,8 @@ def _role(layout: Layout, tensor: str, axis: int) -> Role:
     label = layout.labels[tensor]
     if label.source == axis:
         return "out"
+    if any(layout.groups[group].apart for group in label.groups()):
+        return "side"
     return "in" if label.target == axis or len(label.axes) > 1 else "side"
 
 

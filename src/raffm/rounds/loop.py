@@ -77,6 +77,16 @@ def train(
 ) -> Results:
     """Run a plan to its end; the server's model is trained in place, and in the end the average, where there is one."""
     run = _Run(plan, backend, keeping, settings or {}, watcher or Nobody())
+    try:
+        _go_through(run)
+    finally:
+        if plan.given is not None:
+            give_back(plan.server, plan.given)
+    return run.results
+
+
+def _go_through(run: _Run) -> None:
+    plan, keeping = run.plan, run.keeping
     begin = run.begin()
     with interruptible() as tick:
         for round in range(begin, plan.rounds):
@@ -95,9 +105,6 @@ def train(
                 run.save(round + 1)
     if run.average is not None:
         run.average.fill(plan.server)
-    if plan.given is not None:
-        give_back(plan.server, plan.given)
-    return run.results
 
 
 @dataclass

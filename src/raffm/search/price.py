@@ -24,6 +24,7 @@ from raffm.errors import RunError
 from raffm.export.runtimes import in_onnx_runtime, in_openvino
 from raffm.export.write import write_onnx, write_openvino
 from raffm.libraries import library
+from raffm.models.rows import bare
 from raffm.models.space import Space
 from raffm.rounds.plan import Plan
 from raffm.search.front import Sizes
@@ -96,7 +97,7 @@ class Prices:
     @cached_property
     def model(self) -> CostModel:
         """What predicts the exact ones."""
-        server = self.judge.plan.server
+        server = bare(self.judge.plan.server)
         return CostModel(server.model, server.layout, server.table, free=tuple(self.space.sizes))
 
     @cached_property

@@ -41,7 +41,7 @@ WITHOUT = {
     "spp": "indices ranked by SPP",
 }
 
-LEVELS = (0.6, 0.7, 0.75, 0.8)
+LEVELS = (0.4, 0.5, 0.6, 0.7, 0.75, 0.8)
 """Accuracies, means over sizes, that a run takes some time to reach."""
 
 
@@ -303,6 +303,7 @@ def _by_work(runs: Mapping[str, Content]) -> Any:
                 *zip(*points, strict=True), color=look.colour, marker=look.marker, linestyle=look.line, label=TITLES[method]
             )
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("multiply-adds of the deployed submodel, one image (millions)")
         axes.set_ylabel("test accuracy, last model (%)")
         axes.legend(fontsize=8)

@@ -22,6 +22,7 @@ from raffm.algebra.selection import Selection
 from raffm.devices.basis import Array
 from raffm.devices.budget import Budget, Kind
 from raffm.devices.cost import CostModel
+from raffm.devices.filling import filled, trades
 from raffm.devices.rows import Rows
 from raffm.devices.search import Field, Levels, climbed, solve
 from raffm.errors import BudgetError, SpaceError
@@ -33,6 +34,9 @@ STEP = 8
 
 EVERY = 1 << 20
 """So many shapes are all looked at."""
+
+FEW = 8
+"""With no more widths than this, the search of `fit` looks for the best shape; with more, it would take minutes."""
 
 SAME = 1e-9
 """Products whose logarithms differ by less are equal."""
@@ -154,7 +158,7 @@ class Widths:
         if np.prod(field.top + 1.0) <= EVERY:
             found = self._best_of_all(field, levels)
         else:
-            found = self._settled(field, levels, solve(field))
+            found = self._settled(field, levels, solve(field) if len(levels) <= FEW else filled(field))
         return tuple(int(each[level]) for each, level in zip(levels, found, strict=True))
 
     def _field(self, levels: Sequence[Array], limits: Budget) -> Field:
@@ -182,18 +186,9 @@ class Widths:
         return np.asarray(max(choices.tolist()), dtype=np.int64)
 
     def _settled(self, field: Field, levels: Sequence[Array], found: Levels) -> Levels:
-        """A choice, exchanged, a width down and another up, until none is better, or equal and comes first."""
+        """A choice, traded until none is better, or equal and comes first."""
         while True:
-            moved = []
-            for down in np.flatnonzero(found > 0):
-                for up in range(len(found)):
-                    for steps in range(1, int(field.top[up] - found[up]) + 1) if up != down else ():
-                        choice = found.copy()
-                        choice[down] -= 1
-                        choice[up] += steps
-                        moved.append(choice)
-            choices = np.array([found, *moved])
-            choices = choices[field.value(choices) >= field.value(found[None]) - SAME]
+            choices = trades(field, found, SAME)
             choices = choices[field.fits(choices)]
             values = field.value(choices)
             best = climbed(field, self._first(levels, choices[values >= values.max() - SAME]))

@@ -96,7 +96,7 @@ def by_client(runs: Runs) -> Figure:
             row[0].set_ylabel(method, rotation=0, ha="right", va="center")
         for axes, size in zip(grid[0], sizes, strict=True):
             axes.set_title(size_name(size), weight="normal", loc="center")
-        figure.supxlabel(f"{metric} of a client (line: mean); higher bars: more clients", fontsize=10)
+        figure.supxlabel(f"{metric} of a client (line: mean)\nhigher bars: more clients", fontsize=10)
     return figure
 
 

@@ -155,7 +155,7 @@ class RaFFM:
         Blocks keep their places, and so does what a saved model makes anew: rotary pairs, with their frequencies.
         """
         tensors, _ = named_tensors(self.model)
-        still = {name: order for name, order in self.ranking.order.items() if self._stays(name)}
+        still = {name: order for name, order in self.ranking.order.items() if self.layout.is_still(name)}
         ranking = Ranking({name: order for name, order in self.ranking.order.items() if name not in still})
         moved = permute(tensors, self.layout, ranking)
         with torch.no_grad():
@@ -165,10 +165,6 @@ class RaFFM:
             self._master = permute(self._master, self.layout, ranking)
         self.ranking = Ranking(still)
         self.version += 1
-
-    def _stays(self, group: str) -> bool:
-        kinds = {self.layout.kind(tensor) for tensor, _ in self.layout.uses(group)}
-        return group in self.layout.depths or "transient" in kinds
 
     # -- aggregation ---------------------------------------------------------------------------------------------
 

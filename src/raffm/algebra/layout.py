@@ -163,6 +163,10 @@ class Layout:
         """The (tensor, axis) pairs that a group runs along."""
         return self._uses.get(group, [])
 
+    def is_still(self, group: str) -> bool:
+        """Whether its indices keep their places where weights are put in order: blocks, and what a saved model makes anew."""
+        return group in self.depths or any(self.kind(tensor) == "transient" for tensor, _ in self.uses(group))
+
     @cached_property
     def _uses(self) -> dict[str, list[tuple[str, int]]]:
         found: dict[str, list[tuple[str, int]]] = {}

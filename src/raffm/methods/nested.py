@@ -59,7 +59,8 @@ class Nested(Usual):
         """Put the most salient indices of every group that shapes cut first; the model says what it said before."""
         found = rank(server.model, server.layout, self.ranking).order
         cut = with_some(server.layout, self._sizes(server, min(fleet), fleet), [0]).kept
-        order = Ranking({group: indices for group, indices in found.items() if group in cut})
+        moved = [group for group in cut if not server.layout.is_still(group)]
+        order = Ranking({group: found[group] for group in moved if group in found})
         for name, tensor in permute(server.tensors, server.layout, order).items():
             server.tensors[name].copy_(tensor)
 

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 NOTES = {
     "smoke": "Tiny models, a few rounds on digits: these figures show that everything runs, and nothing else.",
-    "cpu": "A ResNet of a quarter of the widths and half of the blocks, three sizes, 40 steps, 60 rounds, one rate, one seed.",
+    "cpu": "A ResNet of a quarter of the widths and half of the blocks, three sizes, 40 steps, 60 rounds, one rate.",
     "full": "",
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from experiments.nested import report
-from experiments.nested.catalogue import METHODS, PROTOTYPE, SEEDS, Scale
+from experiments.nested.catalogue import COMPARED, METHODS, PROTOTYPE, Scale
 from experiments.running import Content, Runs, is_average, tail_mean
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ def main() -> None:
     out = options.results or {"smoke": folder, "cpu": HERE / "cpu", "full": HERE}[options.scale]
     scale, runs = Scale(options.scale, folder), Runs(folder, out / "results")
     is_tuned = set(options.what) & {"rates", "final", "beside", "ablation", "compute", "cifar100"}
-    methods = [method for method in options.methods if scale.name != "cpu" or len(SEEDS[method]) > 1]
+    methods = [method for method in options.methods if scale.name != "cpu" or method in COMPARED]
     rates = {method: rate_of(runs, scale, method) for method in methods} if is_tuned else {}
     parts = options.what if options.scale != "cpu" else ["final"]
     for name, content in asked_for(scale, rates, parts).items():

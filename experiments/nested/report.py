@@ -68,7 +68,7 @@ def _parts(found: Found) -> list[str]:
         _accuracies("CIFAR-10", finals),
         _accuracies("The same at the rate 0.1, where another was found", beside),
         _costs(found),
-        _differences(found, finals),
+        _differences(finals),
         _times(finals),
         _single("Nested without one of its ideas, or with another in its place (seed 0)", _ablation(found)),
         _single("Equal work, and work that binds (seed 0)", _compute(found)),
@@ -162,10 +162,14 @@ def _cells(run: Content, widest: Sequence[str]) -> list[str]:
     """The accuracies of a run by size, and their mean; then those of the average."""
     found = []
     for averaged in (False, True):
-        by_size = dict(zip(_plain_names(run, averaged), _scores(run, averaged), strict=True))
+        by_size = _by_size(run, averaged)
         found += [f"{by_size[size]:.1f}" if size in by_size else "" for size in widest]
         found.append(f"{fmean(by_size.values()):.1f}" if by_size else "")
     return found
+
+
+def _by_size(run: Content, averaged: bool) -> dict[str, float]:
+    return dict(zip(_plain_names(run, averaged), _scores(run, averaged), strict=True))
 
 
 def _plain_names(run: Content, averaged: bool) -> list[str]:
@@ -176,7 +180,7 @@ def _averaged(runs: Sequence[Content], widest: Sequence[str], averaged: bool) ->
     """Means over seeds by size, and over sizes; with the least and the greatest mean of a seed."""
     columns = []
     for size in widest:
-        each = [dict(zip(_plain_names(run, averaged), _scores(run, averaged), strict=True)).get(size) for run in runs]
+        each = [_by_size(run, averaged).get(size) for run in runs]
         columns.append(f"{fmean(score for score in each if score is not None):.1f}" if None not in each else "")
     means = [_mean(run, averaged) for run in runs if _sizes(run, averaged)]
     return [*columns, f"**{fmean(means):.1f}** ({min(means):.1f} to {max(means):.1f})" if means else ""]
@@ -221,7 +225,7 @@ def _costs(found: Found) -> str:
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def _differences(found: Found, finals: Mapping[str, Sequence[Content]]) -> str:
+def _differences(finals: Mapping[str, Sequence[Content]]) -> str:
     rows = []
     for other in ("fiarse", "smallest-balanced", "heterofl"):
         for mine, theirs in zip(finals["nested"], finals[other], strict=False):

@@ -63,7 +63,7 @@ class Trained:
     def model(self) -> nn.Module:
         """The trained model, with the norms of the largest size where sizes have their own."""
         server, given = self.plan.server, self.plan.given
-        return server.model if given is None or not rows_of(server.model) else given.model
+        return server.model if given is None or not rows_of(server.layout) else given.model
 
     def submodel(self, size: float, view: str = "") -> nn.Module:
         """The submodel that the method serves to a device of a size: a module of its own, ready to run or to save.

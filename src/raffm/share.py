@@ -83,7 +83,7 @@ def share(run: str | Path, folder: str | Path, metric: str | None = None, is_las
         module = nest.module(sizes)
         cost, scores = prices.of(Share(judge.selection(sizes))), judge.scores(module, plan.data.dataset.test)
         score = nest.score(sizes, len(nest.validation))
-        norms = norms_of(module, bool(rows_of(plan.server.model)))
+        norms = norms_of(module, bool(rows_of(plan.server.layout)))
         pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores, score), norms
     about = {
         "labels": list(plan.data.dataset.classes),
@@ -167,7 +167,7 @@ def _permuted(judge: Judge) -> Judge:
     elastic = RaFFM(copy.deepcopy(server.model), table=server.table)
     elastic.ranking = judge.ranking
     elastic.permute()
-    method = judge.plan.method if rows_of(server.model) else RaFFMMethod(metric="none")
+    method = judge.plan.method if rows_of(server.layout) else RaFFMMethod(metric="none")
     moved = replace(judge.plan, server=Labelled.of(elastic.model, server.table), method=method)
     return replace(judge, plan=moved, ranking=elastic.ranking)
 

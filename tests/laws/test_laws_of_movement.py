@@ -269,15 +269,20 @@ def test_extracting_a_composition_is_the_composition_of_extracts(data: st.DataOb
     assert layout.cut(both).fingerprint == inner_layout.cut(inner).fingerprint
 
 
+def one_in_another(data: st.DataObject, world: World, layout: Layout) -> tuple[Selection, Selection, Selection]:
+    """A submodel, a submodel of that, and the same one as a submodel of the whole."""
+    first = data.draw(cuts(world))
+    outer = layout.select(first)
+    inner = layout.cut(outer).select(data.draw(cuts(world.cut(first))))
+    return outer, inner, layout.compose(outer, inner)
+
+
 @given(st.data(), worlds(), seeds)
 def test_a_smaller_submodel_is_seen_inside_a_larger_one_and_gradients_go_back_there(
     data: st.DataObject, world: World, seed: int
 ) -> None:
     layout, tensors = world.layout(), world.values(seed)
-    first = data.draw(cuts(world))
-    outer = layout.select(first)
-    inner = layout.cut(outer).select(data.draw(cuts(world.cut(first))))
-    both = layout.compose(outer, inner)
+    outer, inner, both = one_in_another(data, world, layout)
     own = {name: tensor.double().requires_grad_() for name, tensor in extract(tensors, layout, outer).items()}
     seen = views(own, layout, outer, both)
     assert_same_bits({name: tensor.detach() for name, tensor in seen.items()}, _doubled(extract(tensors, layout, both)))
@@ -296,9 +301,7 @@ def test_whoever_was_sent_a_submodel_finds_the_smaller_one_in_it_without_knowing
     data: st.DataObject, world: World, seed: int
 ) -> None:
     layout, tensors = world.layout(), world.values(seed)
-    first = data.draw(cuts(world))
-    outer = layout.select(first)
-    both = layout.compose(outer, layout.cut(outer).select(data.draw(cuts(world.cut(first)))))
+    outer, _, both = one_in_another(data, world, layout)
     counts = {name: kept if name in layout.depths else kept.shape[-1] for name, kept in outer.kept.items()}
     sent, stood_in = extract(tensors, layout, outer), layout.select(counts)
     assert_same_bits(views(sent, layout, stood_in, within(layout, outer, both)), extract(tensors, layout, both))

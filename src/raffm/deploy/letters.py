@@ -130,7 +130,7 @@ def _letter(
         "client": client,
         "layout": plan.server.layout.fingerprint,
         "model": model_described(plan.server.model),
-        "rows": rows_of(plan.server.model),
+        "rows": rows_of(plan.server.layout),
         "task": task_described(plan.task),
         "method": described(plan.method),
     }

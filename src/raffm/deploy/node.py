@@ -68,7 +68,7 @@ class Node:
             raise RunError(f"the server writes letters of format {letter.about.get('format')!r}; this raffm reads {FORMAT}.")
         frame = self.frame or Labelled.of(model_without_weights(letter.about["model"]))
         rows = letter.about["rows"]
-        frame = with_rows(frame, rows) if rows and not rows_of(frame.model) else frame
+        frame = with_rows(frame, rows) if rows and not rows_of(frame.layout) else frame
         if letter.about["layout"] != frame.layout.fingerprint:
             raise RunError(
                 f"the server's model has the layout {letter.about['layout']}, the node's {frame.layout.fingerprint}: their "

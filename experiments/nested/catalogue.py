@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.running import Content, changed, minilm
+from experiments.preparing import arranged, few, minilm, salient_first
+from experiments.running import Content, changed
 from raffm.data.rows import data_folder
 from raffm.devices.balance import Widths
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import size_name
-from raffm.elastic import RaFFM
 from raffm.methods.widths import ratio_of, width_sizes
 from raffm.models.labelled import Labelled
-from raffm.models.load import place_of, trainable
+from raffm.models.load import Kind, trainable
 from raffm.settings import read_file
 
 HERE = Path(__file__).parent
@@ -172,7 +172,7 @@ class Scale:
         small = {"rounds": 2, "model": {"name": "vit-small"}, "data": {"source": "digits", "clients": 12}, **_SMALL}
         base = changed(read_file(HERE / "vit.toml"), small if self.is_smoke else {})
         if not self.is_smoke:
-            base["model"] = {"name": self._in_order("image", base["model"]["name"], (3, 32, 32))}
+            base["model"] = {"name": self._in_order(base["model"]["name"], "image", (3, 32, 32))}
         return {f"vit-{name}": changed(base, {"method": method}) for name, method in PRETRAINED.items()}
 
     def texts(self) -> dict[str, Content]:
@@ -181,39 +181,20 @@ class Scale:
             print(f"no texts: there is no {str(data_folder() / 'ag_news')!r}; set RAFFM_DATA to where ag_news is.")
             return {}
         base, model = read_file(HERE / "texts.toml"), minilm()
-        base["data"]["tokenizer"] = model
         if self.is_smoke:
             model_of = {"name": "bert:tiny", "vocab_size": 30522, "max_position_embeddings": 64, "intermediate_size": 256}
-            few = {"source": self._few_texts(), "clients": 12}
-            base = changed(base, {"rounds": 1, "model": model_of, "data": few, **_SMALL})
+            data = {"source": few("ag_news", self.folder, train=300, test=100), "clients": 12, "tokenizer": model}
+            base = changed(base, {"rounds": 1, "model": model_of, "data": data, **_SMALL})
         else:
-            base["model"] = {"name": self._in_order("text", model, ())}
+            base["model"] = {"name": self._in_order(model, "text")}
         runs = {name: changed(base, {"method": method}) for name, method in PRETRAINED.items()}
         if not self.is_smoke:
             runs["raffm"] = changed(runs["raffm"], {"fleet": {"tiers": _outside_embeddings(model)}})
         return {f"texts-{name}": content for name, content in runs.items()}
 
-    def _few_texts(self) -> str:
-        """The first texts of AG News, in a folder."""
-        from pyarrow import parquet
-
-        place = self.folder / "few_texts"
-        place.mkdir(parents=True, exist_ok=True)
-        for part, count in (("train", 300), ("test", 100)):
-            table = parquet.read_table(data_folder() / "ag_news" / f"{part}.parquet")
-            parquet.write_table(table.slice(0, count), place / f"{part}.parquet")
-        return str(place)
-
-    def _in_order(self, kind: Any, name: str, shape: tuple[int, ...]) -> str:
+    def _in_order(self, name: str, kind: Kind, shape: tuple[int, ...] = ()) -> str:
         """A folder with a pretrained model whose most salient indices come first, so that prefixes keep them."""
-        place = self.folder / f"{Path(name).name}-in-order"
-        if not place.is_dir():
-            elastic = RaFFM(trainable(name, kind, 2, shape))
-            elastic.salient_parameter_prioritization()
-            elastic.permute()
-            elastic.save_ckpt(place)
-            _take_along(Path(place_of(name)), place)
-        return str(place)
+        return arranged(self.folder / f"{Path(name).name}-in-order", name, kind, 2, shape, salient_first)
 
 
 PRETRAINED: Mapping[str, Content] = {
@@ -237,10 +218,3 @@ def _outside_embeddings(model: str) -> list[dict[str, Any]]:
     widths = Widths(Labelled.of(trainable(model, "text", 4)))
     parts = [{"size": size, "max_params": widths.budget(size).max_params} for size in (1 / 2, 1 / 4)]
     return [{"size": 1.0}, *parts]
-
-
-def _take_along(source: Path, target: Path) -> None:
-    """How inputs are made for a model: the files beside its weights."""
-    for path in source.glob("*.json"):
-        if not (target / path.name).exists():
-            (target / path.name).write_bytes(path.read_bytes())

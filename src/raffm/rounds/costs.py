@@ -20,7 +20,7 @@ from raffm.devices.fleet import Tier
 from raffm.devices.probe import LOOKED, countable, taken_apart
 from raffm.methods.method import Held, Share
 from raffm.models.surgery import skeleton
-from raffm.rounds.plan import Plan
+from raffm.rounds.plan import Order, Plan
 
 KNOWN = 1000
 """Costs that are remembered."""
@@ -116,6 +116,29 @@ class Costs:
             return _flops(plan.task, module, batch, "meta")
         except LOOKED:
             return _flops(plan.task, module.to_empty(device="cpu"), batch, "cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """Virtual time and energy: what the devices of clients take for what they are asked to do."""
+
+    plan: Plan
+    costs: Costs
+
+    def examples(self, order: Order) -> int:
+        """How many examples a client trains on, each counted as often as it is seen."""
+        own = len(self.plan.data.split.train[order.client])
+        return self.plan.local.steps_of(own) * self.plan.local.batch
+
+    def seconds(self, order: Order) -> float:
+        """Until a client has answered."""
+        tier = self.plan.tier_of(order.client, order.round)
+        return self.costs.of(order.share).seconds(tier, self.examples(order))
+
+    def joules(self, order: Order) -> float:
+        """What a client's device draws until it has answered, or until nobody waits any more."""
+        deadline, seconds = self.plan.participation.deadline, self.seconds(order)
+        return self.plan.tier_of(order.client, order.round).power * (min(seconds, deadline) if deadline else seconds)
 
 
 def _flops(task: Task, module: nn.Module, batch: Batch, device: str) -> int:

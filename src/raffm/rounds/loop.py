@@ -25,7 +25,7 @@ from raffm.models.rows import give_back, whole
 from raffm.rounds import checkpoint
 from raffm.rounds.average import Average
 from raffm.rounds.backend import Backend
-from raffm.rounds.costs import Costs
+from raffm.rounds.costs import Clock, Costs
 from raffm.rounds.evaluate import evaluate_both, sizes_of
 from raffm.rounds.optimize import ServerOptimizer
 from raffm.rounds.plan import Cohort, Order, Plan
@@ -120,6 +120,7 @@ class _Run:
     optimizer: ServerOptimizer = field(init=False)
     average: Average | None = field(init=False)
     costs: Costs = field(init=False)
+    clock: Clock = field(init=False)
     results: Results = field(init=False)
     identity: str = field(init=False)
     frozen: str = field(init=False)
@@ -132,6 +133,7 @@ class _Run:
         self.optimizer = ServerOptimizer(server.layout, self.plan.merging)
         self.average = Average(self.plan.decay) if self.plan.decay else None
         self.costs = Costs(self.plan)
+        self.clock = Clock(self.plan, self.costs)
         self.results = _blank(self.plan, self.costs, self.settings)
         if self.keeping.folder is None:
             return 0
@@ -158,24 +160,10 @@ class _Run:
     def in_time(self, orders: Sequence[Order]) -> tuple[list[Order], list[Order]]:
         """Those that will answer before the deadline, and those that will not; all costs are asked for here."""
         deadline = self.plan.participation.deadline
-        seconds = [self._seconds(order) for order in orders]
+        seconds = [self.clock.seconds(order) for order in orders]
         is_late = [bool(deadline) and taken > deadline for taken in seconds]
         on_time = [order for order, late in zip(orders, is_late, strict=True) if not late]
         return on_time, [order for order, late in zip(orders, is_late, strict=True) if late]
-
-    def _seconds(self, order: Order) -> float:
-        tier = self.plan.tier_of(order.client, order.round)
-        return self.costs.of(order.share).seconds(tier, self._examples(order))
-
-    def _joules(self, order: Order) -> float:
-        """What a client's device draws until it has answered, or until nobody waits any more."""
-        deadline = self.plan.participation.deadline
-        seconds = self._seconds(order)
-        return self.plan.tier_of(order.client, order.round).power * (min(seconds, deadline) if deadline else seconds)
-
-    def _examples(self, order: Order) -> int:
-        own = len(self.plan.data.split.train[order.client])
-        return self.plan.local.steps_of(own) * self.plan.local.batch
 
     def counting(self, round: int, of: int) -> Callable[[Outcome], None]:
         """Tell the watcher how many clients are done."""
@@ -231,7 +219,7 @@ class _Run:
     ) -> Round:
         losses = [outcome.loss for outcome in sorted(outcomes, key=lambda outcome: outcome.client) if not outcome.refused]
         costs = [self.costs.of(order.share) for order in orders]
-        seconds = max([self._seconds(order) for order in orders], default=0.0)
+        seconds = max([self.clock.seconds(order) for order in orders], default=0.0)
         return Round(
             round=round + 1,
             loss=fmean(losses) if losses and all(map(isfinite, losses)) else None,
@@ -241,9 +229,9 @@ class _Run:
             refused={str(outcome.client): outcome.refused for outcome in outcomes if outcome.refused},
             bytes_up=sum(cost.bytes_up for cost in costs),
             bytes_down=sum(cost.bytes_down for cost in costs) + sum(self.costs.of(order.share).bytes_down for order in late),
-            flops=sum(cost.work(self._examples(order)) for cost, order in zip(costs, orders, strict=True)),
+            flops=sum(cost.work(self.clock.examples(order)) for cost, order in zip(costs, orders, strict=True)),
             seconds=self.plan.participation.deadline if late else seconds,
-            joules=sum(self._joules(order) for order in (*orders, *late)),
+            joules=sum(self.clock.joules(order) for order in (*orders, *late)),
         )
 
     def save(self, next_round: int) -> None:

@@ -1,0 +1,1 @@
+"""RaFFM on five fleets, from Raspberry Pis to GPUs: accuracy, bytes, time and energy against full-size FedAvg."""

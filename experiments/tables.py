@@ -1,0 +1,33 @@
+"""Tables in Markdown, and where an experiment's tables and plots go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raffm.report.drawing import save
+
+MARKS = "<!-- results -->\n", "<!-- end of results -->\n"
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with a heading."""
+    lines = [head, ["---"] * len(head), *rows]
+    return f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def write_report(out: Path, parts: Iterable[str], figures: Mapping[str, Any]) -> None:
+    """Write `table.md`, the plots, and the results' part of the README, where there is one."""
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "table.md").write_text(text, encoding="utf-8")
+    for name, figure in figures.items():
+        save(figure, out / f"{name}.png")
+    readme = out / "README.md"
+    if readme.is_file():
+        whole = readme.read_text(encoding="utf-8")
+        inside = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.DOTALL)
+        readme.write_text(inside.sub(lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", whole), encoding="utf-8")
+    print(text)

@@ -181,6 +181,8 @@ def test_tests_as_published_are_marked_everywhere(tmp_path: Path) -> None:
     assert results["run"]["data"]["split"] == "dirichlet-balanced"
     assert results["run"]["data"]["parameters"] == {"alpha": 0.3, "tests": "unrelated"}
     assert results["run"]["evaluate"]["norms"] == "test-batches"
+    assert results["run"]["evaluate"]["augmented"] is True
+    assert results["run"]["local"]["shuffle"] is False
     for name in ("report.html", "metrics.md"):
         assert "Tests as published: a client's test examples are unrelated" in (tmp_path / "run" / name).read_text().replace(
             "&#x27;", "'"

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from math import nan
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from raffm.data.examples import Federation, Parts, Split
 from raffm.data.splits import split
+from raffm.data.task import ImageClassification
 from raffm.errors import RunError
 from raffm.methods.method import Device, Share
 from raffm.rounds.backend import Serial
@@ -24,6 +26,7 @@ from raffm.rounds.plan import Evaluating, Participation, Plan
 from raffm.rounds.predict import Job, served
 from raffm.rounds.results import Evaluation, Results, Scores, from_json
 from raffm.rounds.workshop import Workshop
+from raffm.seeds import generator
 from rounds.made import METHODS, RESNET, VIT, are_equal, dealt, digits, federation, plan, run, values
 
 
@@ -174,6 +177,25 @@ def test_norms_by_test_batches_are_those_of_a_client_s_own_batch() -> None:
             with torch.no_grad():
                 said = made.task.forward(module, made.task.batch(made.data.dataset.test, picks))
             assert torch.allclose(test[picks], said, atol=1e-5)
+
+
+@pytest.mark.parametrize("norms", ["clients", "test-batches"])
+def test_augmented_tests_are_moved_images(norms: Literal["clients", "test-batches"]) -> None:
+    """As published (D-FI3): what is tested is another crop after every round; validation images stay as they are."""
+    task = ImageClassification(crop=2, flip=True)
+    made = replace(plan("fedavg", model=VIT, evaluating=Evaluating(norms=norms, augmented=True)), task=task)
+    honest = replace(made, evaluating=Evaluating(norms=norms))
+    (test, validation) = Serial(made).predict([Job(Share(), 1)])[0]
+    (plain, same) = Serial(honest).predict([Job(Share(), 1)])[0]
+    assert torch.equal(validation, same)
+    assert not torch.allclose(test, plain, atol=1e-4)
+    assert torch.equal(test, Serial(made).predict([Job(Share(), 1)])[0][0])
+    assert not torch.equal(test, Serial(made).predict([Job(Share(), 2)])[0][0])
+    moves = task.draw((len(made.data.dataset.test),), generator(made.seed, "augment tests", 1))
+    picks = torch.arange(9)
+    with torch.no_grad():
+        said = task.forward(made.server.model.eval(), task.batch(made.data.dataset.test, picks, moves[:9]))
+    assert torch.allclose(test[:9], said, atol=1e-5)
 
 
 def test_without_batch_norms_it_makes_no_difference() -> None:

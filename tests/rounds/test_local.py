@@ -102,6 +102,13 @@ def test_the_order_differs_by_seed_round_and_client_and_is_the_same_again() -> N
     assert len({tuple(order(*key)) for key in ((0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 3), (0, 2, 1))}) == 5
 
 
+def test_without_shuffling_examples_come_in_one_order_in_every_epoch_and_round() -> None:
+    """As published (D-FI4)."""
+    own, local = np.array([7, 3, 9, 5]), Local(batch=3, steps=3, shuffle=False)
+    for round in range(3):
+        assert order_of(own, local, 0, round, 1).tolist() == [[7, 3, 9], [5, 7, 3], [9, 5, 7]]
+
+
 def test_augmentation_is_drawn_by_seed_round_and_client_too() -> None:
     task, data, local = ImageClassification(crop=2, flip=True), digits(), Local(batch=8, steps=2)
 

@@ -23,7 +23,9 @@ def compare(
         str | None, typer.Option(help="Learning rates, separated by commas; each method takes the best on validation data.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as in the file. May be repeated.")] = None,
-    as_published: Annotated[bool, typer.Option(help="Test as FIARSE's code does; see the same flag of `raffm train`.")] = False,
+    as_published: Annotated[
+        bool, typer.Option(help="Train and test as FIARSE's code does; see the same flag of `raffm train`.")
+    ] = False,
     folder: Annotated[
         Path, typer.Option(help="Where runs and the comparison go; finished runs there are not repeated.")
     ] = Path("runs/comparison"),

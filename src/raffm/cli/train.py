@@ -56,7 +56,8 @@ def train(
     as_published: Annotated[
         bool,
         typer.Option(
-            help="Test as FIARSE's code does: clients' tests unrelated to their training data, norms by test batches."
+            help="Train and test as FIARSE's code does: batches in one order; clients' tests unrelated to their training data, "
+            "augmented, with norms by test batches."
         ),
     ] = False,
     strict: Annotated[bool, typer.Option(help="Stop where a client's update is refused.")] = False,
@@ -101,17 +102,18 @@ def _source(task: str | None, data: str | None) -> str | None:
 
 
 def published(content: dict[str, Any]) -> dict[str, Any]:
-    """The settings with tests as FIARSE's published code has them: not what we recommend, but what its figures come from."""
+    """The settings with the habits of FIARSE's published code: not what we recommend, but what its figures come from."""
     from raffm.errors import RunError
 
     data = {"split": "dirichlet-balanced", **content.get("data", {})}
     if data["split"] != "dirichlet-balanced":
         raise RunError(
-            "--as-published tests as FIARSE's code does, with the split dirichlet-balanced, but this run has "
+            "--as-published trains and tests as FIARSE's code does, with the split dirichlet-balanced, but this run has "
             f"{data['split']!r}. Leave out one of the two."
         )
     data = {"alpha": 0.3, "tests": "unrelated", **data}
-    return {**content, "data": data, "evaluate": {"norms": "test-batches", **content.get("evaluate", {})}}
+    evaluate = {"norms": "test-batches", "augmented": True, **content.get("evaluate", {})}
+    return {**content, "data": data, "evaluate": evaluate, "local": {"shuffle": False, **content.get("local", {})}}
 
 
 def run_settings(settings: Settings, folder: Path, resume: bool, tensorboard: bool) -> None:

@@ -91,11 +91,14 @@ def tests_note(run: Mapping[str, Any]) -> str:
     """A sentence that says where tests are not as they should be, but as published; nothing where they are honest."""
     data, evaluate = run.get("data"), run.get("evaluate")
     parameters = data.get("parameters", data) if isinstance(data, Mapping) else {}
+    tested = evaluate if isinstance(evaluate, Mapping) else {}
     found = []
     if parameters.get("tests") == "unrelated":
         found.append("a client's test examples are unrelated to its training data")
-    if isinstance(evaluate, Mapping) and evaluate.get("norms") == "test-batches":
+    if tested.get("norms") == "test-batches":
         found.append("batch norms use the statistics of test batches")
+    if tested.get("augmented"):
+        found.append("test images are cropped and mirrored at random")
     return f" Tests as published: {', and '.join(found)}." if found else ""
 
 

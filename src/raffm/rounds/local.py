@@ -22,7 +22,8 @@ class Local:
 
     A client makes `steps` steps, or, where that is 0, as many as `epochs` over its own examples take. `schedule` goes
     from step to step: "constant", or "linear" down to 0. The rate of a round is `lr * decay ** (round // decay_every)`,
-    or falls by `decay` at each of the `milestones`. `clip` bounds the norm of the gradient (0: no bound).
+    or falls by `decay` at each of the `milestones`. `clip` bounds the norm of the gradient (0: no bound). Without `shuffle`
+    examples come in the same order in every epoch and round, as in some published code.
     """
 
     optimizer: Literal["sgd", "adamw"] = "adamw"
@@ -38,6 +39,7 @@ class Local:
     decay: float = 1.0
     decay_every: int = 1
     milestones: tuple[int, ...] = ()
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         for name in ("lr", "batch", "decay", "decay_every"):
@@ -71,10 +73,12 @@ class Local:
 
 def order_of(examples: Integers, local: Local, seed: int, round: int, client: int) -> Tensor:
     """The table (steps, batch) of examples that a client sees: one shuffle after another, every batch full."""
-    draw = generator(seed, "order", round, client)
-    needed = local.steps_of(len(examples)) * local.batch
-    shuffles = [torch.randperm(len(examples), generator=draw) for _ in range(-(-needed // len(examples)))]
-    return torch.from_numpy(examples)[torch.cat(shuffles)[:needed]].view(-1, local.batch)
+    draw, count = generator(seed, "order", round, client), len(examples)
+    needed = local.steps_of(count) * local.batch
+    epochs = [
+        torch.randperm(count, generator=draw) if local.shuffle else torch.arange(count) for _ in range(-(-needed // count))
+    ]
+    return torch.from_numpy(examples)[torch.cat(epochs)[:needed]].view(-1, local.batch)
 
 
 def dropout_seed(seed: int, round: int, client: int) -> int:

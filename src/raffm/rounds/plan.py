@@ -104,6 +104,7 @@ class Evaluating:
     `sizes` are the parts of the model that are served and tested (none: the fleet's). Batch norms get their statistics
     from `calibration_clients` clients, each from at most `calibration_examples` of its own examples; with `norms` =
     "test-batches" from the test examples themselves, a batch of one client's after the other, as published code has it.
+    `augmented` moves test images as training does, which published code has too.
     """
 
     every: int = 10
@@ -113,6 +114,7 @@ class Evaluating:
     calibration_clients: int = 20
     calibration_examples: int = 100
     norms: Literal["clients", "test-batches"] = "clients"
+    augmented: bool = False
 
     def __post_init__(self) -> None:
         for name in ("every", "batch", "last", "calibration_clients", "calibration_examples"):

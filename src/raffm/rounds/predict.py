@@ -54,11 +54,17 @@ def predicted(
     module = served(plan, workshop, job, change, statistics)
     dataset = plan.data.dataset
     validation = torch.empty(0) if dataset.validation is None else outputs_of(plan, module, dataset.validation)
+    moves = _moves(plan, job.round) if plan.evaluating.augmented else None
     if plan.evaluating.norms == "clients":
-        return [outputs_of(plan, module, dataset.test), validation]
+        return [outputs_of(plan, module, dataset.test, moves), validation]
     for norm in batch_norms(module).values():
         norm.train()
-    return [_outputs(plan, module, dataset.test, _batches_by_client(plan)), validation]
+    return [_outputs(plan, module, dataset.test, _batches_by_client(plan), moves), validation]
+
+
+def _moves(plan: Plan, round: int) -> Tensor:
+    """How every test example is augmented after a round."""
+    return plan.task.draw((len(plan.data.dataset.test),), generator(plan.seed, "augment tests", round))
 
 
 @torch.no_grad()
@@ -103,16 +109,19 @@ def _moments(plan: Plan, module: nn.Module, several: Sequence[Tensor]) -> dict[s
     return moments(module, run(), len(several))
 
 
-def outputs_of(plan: Plan, module: nn.Module, examples: Examples) -> Tensor:
+def outputs_of(plan: Plan, module: nn.Module, examples: Examples, moves: Tensor | None = None) -> Tensor:
     """What a module says to all examples, in their order; texts of one length share a batch, so that little is padded."""
     lengths = examples.inputs.get("lengths")
     order = torch.arange(len(examples)) if lengths is None else lengths.cpu().argsort(stable=True)
-    return _outputs(plan, module, examples, torch.split(order, plan.evaluating.batch))
+    return _outputs(plan, module, examples, torch.split(order, plan.evaluating.batch), moves)
 
 
-def _outputs(plan: Plan, module: nn.Module, examples: Examples, batches: Sequence[Tensor]) -> Tensor:
-    """What a module says to all examples, batch by batch, in the order of the examples."""
-    said = torch.cat([predicted_by(plan.task, module, plan.task.batch(examples, picks)).float() for picks in batches]).cpu()
+def _outputs(
+    plan: Plan, module: nn.Module, examples: Examples, batches: Sequence[Tensor], moves: Tensor | None = None
+) -> Tensor:
+    """What a module says to all examples, batch by batch, in the order of the examples; `moves` has a row for each."""
+    made = (plan.task.batch(examples, picks, None if moves is None else moves[picks]) for picks in batches)
+    said = torch.cat([predicted_by(plan.task, module, batch).float() for batch in made]).cpu()
     return said[torch.cat(list(batches)).argsort()]
 
 

@@ -44,7 +44,7 @@ check: setup ## Check format, lint, types, layers and spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(BIN)/python scripts/check_generated.py
+	PYTHONPATH=. $(BIN)/python scripts/check_generated.py
 
 bench: setup ## Measure extraction, aggregation and rounds against their floors
 	$(BIN)/python -m benchmarks
@@ -64,11 +64,11 @@ bench-deploy: setup ## Measure a half-size ViT-base in ONNX Runtime, its file, a
 	$(BIN)/python -m benchmarks.deploy
 
 SCALE ?= smoke
-experiment: setup ## Run an experiment, NAME=nested SCALE=smoke (minutes on a CPU) or full (hours on a GPU)
+experiment: setup ## Run an experiment, NAME=fiarse_table SCALE=smoke (minutes on a CPU), cpu or full (hours on a GPU)
 	$(BIN)/python -m experiments.$(NAME) --scale $(SCALE)
 
 docs: setup ## Write the generated parts of README and docs anew
-	$(BIN)/python scripts/check_generated.py --write
+	PYTHONPATH=. $(BIN)/python scripts/check_generated.py --write
 
 clean: ## Remove the environment and all caches
 	rm -rf .venv .venv-others .venv-oldest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

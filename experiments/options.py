@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.running import Runs
@@ -35,8 +35,21 @@ def parser_of(about: str | None, parts: Sequence[str]) -> argparse.ArgumentParse
     return parser
 
 
-def options_of(given: argparse.Namespace, here: Path, others: tuple[Path, ...] = ()) -> Options:
-    """What was asked for; tiny runs leave nothing in the repository, results of a CPU lie in a folder of their own."""
-    folder = given.runs or Path("runs") / f"{here.name}-{given.scale}"
-    out = given.results or {"smoke": folder, "cpu": here / "cpu", "full": here}[given.scale]
-    return Options(given.scale, tuple(given.what), Runs(folder, out / "results", others), out)
+def options_of(given: argparse.Namespace, here: Path, others: Sequence[str] = ()) -> Options:
+    """What was asked for."""
+    usual = options_at(here, given.scale, others, given.runs)
+    out = given.results or usual.out
+    return Options(given.scale, tuple(given.what), replace(usual.runs, results=out / "results"), out)
+
+
+def options_at(here: Path, scale: str, others: Sequence[str] = (), folder: Path | None = None) -> Options:
+    """Everything of an experiment at a scale; tiny runs leave nothing in the repository, a CPU's have a folder of their own.
+
+    `others` are experiments beside it whose results are taken where they are the same.
+    """
+    folder = folder or Path("runs") / f"{here.name}-{scale}"
+    inside = {"smoke": folder, "cpu": here / "cpu", "full": here}
+    known = (
+        () if scale == "smoke" else tuple(here.parent / name / inside[scale].relative_to(here) / "results" for name in others)
+    )
+    return Options(scale, (), Runs(folder, inside[scale] / "results", known), inside[scale])

@@ -22,6 +22,8 @@ def few(source: str, into: Path, **counts: int) -> str:
     """A folder with the first rows of some parts of a data set: `few("cifar10", place, train=9000, test=2000)`."""
     from pyarrow import parquet
 
+    if not (data_folder() / source).is_dir():
+        raise SystemExit(f"there is no {str(data_folder() / source)!r}: set RAFFM_DATA to where {source} is.")
     place = into / source
     place.mkdir(parents=True, exist_ok=True)
     for part, count in counts.items():

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,8 @@ class Runs:
                     f"{str(own)!r} was found with other settings than are asked for now. Move it away to run it anew."
                 )
             return found
-        for folder in self.others:
-            for path in sorted(folder.glob("*.json")):
-                found = read_json(path)
-                if "run" in found and is_asked_for(found, settings):
-                    return found
-        return None
+        shared = (found for folder in self.others for found in found_in(folder).values() if "run" in found)
+        return next((found for found in shared if is_asked_for(found, settings)), None)
 
 
 def is_asked_for(found: Content, settings: Settings) -> bool:
@@ -104,9 +101,14 @@ def kept(path: Path, make: Callable[[], Content]) -> dict[str, Any]:
     return read_json(path)
 
 
+@cache
+def _read(path: Path, modified: float) -> dict[str, Any]:
+    return read_json(path)
+
+
 def found_in(results: Path) -> dict[str, dict[str, Any]]:
     """All results of a folder, by name."""
-    return {path.stem: read_json(path) for path in sorted(results.glob("*.json"))}
+    return {path.stem: _read(path, path.stat().st_mtime) for path in sorted(results.glob("*.json"))}
 
 
 def client_costs(plan: Plan) -> dict[str, dict[str, int]]:

@@ -18,16 +18,24 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def write_report(out: Path, parts: Iterable[str], figures: Mapping[str, Any]) -> None:
+def joined(parts: Iterable[str]) -> str:
+    """The tables that are there, one after the other."""
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def filled(readme: str, text: str) -> str:
+    """A README with its results' part filled."""
+    inside = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.DOTALL)
+    return inside.sub(lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", readme)
+
+
+def write_report(out: Path, text: str, figures: Mapping[str, Any]) -> None:
     """Write `table.md`, the plots, and the results' part of the README, where there is one."""
-    text = "\n\n".join(part for part in parts if part) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text, encoding="utf-8")
     for name, figure in figures.items():
         save(figure, out / f"{name}.png")
     readme = out / "README.md"
     if readme.is_file():
-        whole = readme.read_text(encoding="utf-8")
-        inside = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.DOTALL)
-        readme.write_text(inside.sub(lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", whole), encoding="utf-8")
+        readme.write_text(filled(readme.read_text(encoding="utf-8"), text), encoding="utf-8")
     print(text)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from experiments import page
 from torch import nn
 
 import raffm
@@ -296,19 +297,26 @@ GENERATED = {
     "others": ("docs/performance.md", others_table),
     "salience": ("docs/salience.md", salience_table),
     "comparison": ("docs/methods/README.md", comparison_table),
+    "results": ("docs/results.md", page.page),
 }
+
+
+def settle(path: Path, after: str) -> None:
+    """Write a file with `--write`, else see that it is as it should be."""
+    if "--write" in sys.argv:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(after, encoding="utf-8")
+    elif not path.is_file() or path.read_text(encoding="utf-8") != after:
+        raise SystemExit(f"{path.relative_to(ROOT)} is stale: run `make docs`.")
 
 
 def main() -> None:
     """Check, or write with `--write`."""
     transformers.logging.set_verbosity_error()
     for name, (path, content) in GENERATED.items():
-        before = (ROOT / path).read_text(encoding="utf-8")
-        after = renewed(before, name, content())
-        if "--write" in sys.argv:
-            (ROOT / path).write_text(after, encoding="utf-8")
-        elif after != before:
-            raise SystemExit(f"{path} is stale: run `make docs`.")
+        settle(ROOT / path, renewed((ROOT / path).read_text(encoding="utf-8"), name, content()))
+    for place, text in page.tables():
+        settle(place, text)
     if len(set(versions().values())) != 1:
         raise SystemExit(f"versions differ: {versions()}")
     print("generated documentation and versions are up to date")

@@ -55,13 +55,10 @@ def runs_of(options: Options) -> Runs:
     return Runs(Path("runs") / f"checkpoints-{options.scale}", {"cpu": HERE / "cpu", "full": HERE}[options.scale] / "results")
 
 
-def contents(scale: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """The settings of all four."""
-    found = {}
-    for name, base in (("vit", _vit(scale, folder)), ("sst2", _sst2(scale, folder))):
-        for ranking, method in RANKINGS.items():
-            found[f"{name}-{ranking}"] = changed(base, {"method": method})
-    return found
+def contents(scale: str, folder: Path, model: str) -> dict[str, dict[str, Any]]:
+    """The settings of a model's two runs: `vit` or `sst2`."""
+    base = {"vit": _vit, "sst2": _sst2}[model](scale, folder)
+    return {f"{model}-{ranking}": changed(base, {"method": method}) for ranking, method in RANKINGS.items()}
 
 
 def _vit(scale: str, folder: Path) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.preparing import arranged, few, minilm, salient_first
 from experiments.running import Content, changed
+from experiments.setting import COMPARED, METHODS, PROTOTYPE, REFERENCES, base_of, finals, with_method
 from raffm.data.rows import data_folder
 from raffm.devices.balance import Widths
 from raffm.devices.budget import Budget
@@ -20,26 +21,8 @@ from raffm.settings import read_file
 
 HERE = Path(__file__).parent
 
-RATES = (0.03, 0.1, 0.3)
-PROTOTYPE = 0.1
-"""The rate of the first measurements: run beside the one that the rule picks."""
-
-PLAIN = {"scaler": False, "masked_loss": False}
-
-METHODS: Mapping[str, Content] = {
-    "nested": {"name": "nested"},
-    "fiarse": {"name": "fiarse"},
-    "smallest-balanced": {"name": "smallest-for-all", "shapes": "balanced"},
-    "heterofl": {"name": "heterofl", **PLAIN},
-    "smallest-uniform": {"name": "smallest-for-all"},
-    "fedavg": {"name": "fedavg"},
-    "fedavg-capable": {"name": "fedavg-capable"},
-}
-
-COMPARED = ("nested", "fiarse", "smallest-balanced", "heterofl")
-"""What the question is about; the others are lines to compare with."""
-
-SEEDS: Mapping[str, Sequence[int]] = {method: (0, 1, 2) if method in COMPARED else (0,) for method in METHODS}
+LINES = (*COMPARED, *REFERENCES)
+"""The methods of the tables: what the question is about, and what to compare with."""
 
 ABLATION: Mapping[str, Content] = {
     "uniform": {"shapes": "uniform"},
@@ -55,31 +38,6 @@ LONGER = 1.32
 """Nested on uniform shapes takes so many times the multiply-adds of HeteroFL, over clients of the four sizes."""
 
 SIZES = (1.0, 1 / 4, 1 / 16, 1 / 64)
-
-SMOKE: Content = {
-    "rounds": 2,
-    "model": {"widths": [16, 32], "depths": [1, 1]},
-    "data": {"source": "digits", "clients": 12},
-    "fleet": {"tiers": "1, 1/4"},
-    "local": {"steps": 2},
-    "participation": {"clients": 6},
-    "evaluate": {"every": 1, "last": 1, "batch": 500},
-    "backend": {"name": "serial", "precision": "float32"},
-}
-
-
-CPU: Content = {
-    "rounds": 60,
-    "model": {"widths": [16, 32, 64, 128], "depths": [1, 1, 1, 1]},
-    "fleet": {"tiers": "1, 1/4, 1/16"},
-    "local": {"steps": 40},
-    "evaluate": {"every": 20, "last": 1, "batch": 500},
-    "backend": {"name": "pooled", "precision": "float32"},
-}
-
-MOST_SEEDS = {"full": 3, "cpu": 2, "smoke": 1}
-
-CHANGES: Mapping[str, Content] = {"full": {}, "cpu": CPU, "smoke": SMOKE}
 
 
 @dataclass(frozen=True)
@@ -102,42 +60,29 @@ class Scale:
     @property
     def base(self) -> dict[str, Any]:
         """CIFAR-10, ResNet-18, the published setting."""
-        return changed(read_file(HERE / "base.toml"), CHANGES[self.name])
+        return base_of(self.name)
 
     # -- CIFAR-10 ------------------------------------------------------------------------------------------------
 
-    def grid(self, method: str) -> dict[float, tuple[str, Content]]:
-        """A run for every rate, with a tenth of the examples held out."""
-        rounds = 1 if self.is_smoke else 50
-        held = {"rounds": rounds, "data": {"validation": 0.1}, "evaluate": {"last": 3, "every": min(5, rounds)}}
-        return {rate: (f"rate-{method}-{rate}", changed(self.base, held, self._with(METHODS[method], rate))) for rate in RATES}
-
-    def finals(self, method: str, rate: float) -> dict[str, Content]:
-        """The runs of a method, at the rate that was found for it."""
-        return {
-            f"{method}-seed{seed}": changed(self.base, self._with(METHODS[method], rate), {"seed": seed})
-            for seed in SEEDS[method][: MOST_SEEDS[self.name]]
-        }
-
     def beside(self, method: str, rate: float) -> dict[str, Content]:
         """The same at the prototype's rate, where another was found."""
-        found = self.finals(method, PROTOTYPE) if rate != PROTOTYPE and method in COMPARED else {}
+        found = finals(self.name, method, PROTOTYPE) if rate != PROTOTYPE and method in COMPARED else {}
         return {name.replace("-seed", f"-at{PROTOTYPE}-seed"): content for name, content in found.items()}
 
     def ablation(self, rate: float) -> dict[str, Content]:
         """Nested without one of its ideas, or with another in its place."""
         named = {name: {**METHODS["nested"], **switches} for name, switches in ABLATION.items()}
-        return {f"ablation-{name}": changed(self.base, self._with(method, rate)) for name, method in named.items()}
+        return {f"ablation-{name}": changed(self.base, with_method(method, rate)) for name, method in named.items()}
 
     def longer(self, rate: float) -> dict[str, Content]:
         """HeteroFL with as many multiply-adds as nested on its shapes."""
         steps = round(LONGER * self.base["local"]["steps"])
-        return {"heterofl-longer": changed(self.base, self._with(METHODS["heterofl"], rate), {"local": {"steps": steps}})}
+        return {"heterofl-longer": changed(self.base, with_method(METHODS["heterofl"], rate), {"local": {"steps": steps}})}
 
     def bound(self, rate: float) -> dict[str, Content]:
         """Nested where no size may take more work than its uniform shape does."""
         method = {**METHODS["nested"], "shapes": self.bound_shapes()}
-        return {"nested-bound": changed(self.base, self._with(method, rate))}
+        return {"nested-bound": changed(self.base, with_method(method, rate))}
 
     def bound_shapes(self) -> dict[str, list[int]]:
         """Balanced shapes of the fleet's sizes within the parameters of each and the FLOPs of its uniform shape."""
@@ -153,16 +98,13 @@ class Scale:
             budgets.append(Budget(max_params=widths.budget(size).max_params, max_flops=flops))
         return {size_name(size): list(shape) for size, shape in zip(sizes, widths.chain(budgets), strict=True)}
 
-    def _with(self, method: Content, rate: float) -> dict[str, Any]:
-        return {"method": dict(method), "local": {"lr": rate}}
-
     # -- other models and data -----------------------------------------------------------------------------------
 
     def cifar100(self, rates: Mapping[str, float]) -> dict[str, Content]:
         """ResNet-18 on CIFAR-100, at CIFAR-10's rates."""
         change = {} if self.is_smoke else {"rounds": 50, "data": {"source": "cifar100"}}
         return {
-            f"cifar100-{method}": changed(self.base, change, self._with(METHODS[method], rate))
+            f"cifar100-{method}": changed(self.base, change, with_method(METHODS[method], rate))
             for method, rate in rates.items()
             if method in COMPARED
         }

@@ -44,7 +44,7 @@ def main() -> None:
 def submodels(options: Options, name: str) -> dict[str, Any]:
     """The full model, RaFFM's smallest one, and random ones of all sizes, of the checkpoint with salient parameters first."""
     runs = checkpoints.runs_of(options)
-    run = runs.trained(f"{name}-spp", checkpoints.contents(options.scale, runs.folder)[f"{name}-spp"])
+    run = runs.trained(f"{name}-spp", checkpoints.contents(options.scale, runs.folder, name)[f"{name}-spp"])
     subject = Subject.of(run, "l1_norm", TESTED[options.scale])
     space = space_of(subject.judge.plan, None)
     assert own_metric(subject.judge.plan) == "l1_norm", "submodels are cut as they were trained"

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.options import SMOKE_NOTE, Options
 from experiments.running import Content, found_in
-from experiments.tables import table, write_report
+from experiments.tables import joined, table, write_report
 from raffm.algebra.selection import Selection
 from raffm.devices.cost import CostModel
 from raffm.elastic import RaFFM
@@ -39,10 +39,20 @@ NEAR = 0.03
 
 def write(options: Options) -> None:
     """Write the tables and plots of what is there."""
+    known = _known(options)
+    write_report(options.out, text(options), {"submodels": _scatter(known)} if known else {})
+
+
+def text(options: Options) -> str:
+    """All tables."""
+    known, half = _known(options), found_in(options.runs.results).get("half")
+    bins = [_bins(name, content) for name, content in known.items()]
+    return joined([NOTES[options.scale], *bins, _published(known), _half(half)])
+
+
+def _known(options: Options) -> dict[str, Content]:
     found = found_in(options.runs.results)
-    known = {name: found[name] for name in TITLES if name in found}
-    parts = [NOTES[options.scale], *(_bins(name, content) for name, content in known.items()), _published(known), _half(found)]
-    write_report(options.out, parts, {"submodels": _scatter(known)} if known else {})
+    return {name: found[name] for name in TITLES if name in found}
 
 
 def _bins(name: str, content: Content) -> str:
@@ -95,15 +105,14 @@ def half_of_vit_base() -> dict[str, Any]:
     }
 
 
-def _half(found: Mapping[str, Content]) -> str:
-    if "half" not in found:
+def _half(half: Content | None) -> str:
+    if half is None:
         return ""
-    params, flops = found["half"]["params"], found["half"]["flops"]
-    less = 1 - flops["half"] / flops["full"]
+    params, flops = half["params"], half["flops"]
     row = [
         f"{params['half']:,} of {params['full']:,}",
         f"{flops['half'] / 2e9:.2f} of {flops['full'] / 2e9:.2f}",
-        f"{less:.1%}",
+        f"{1 - flops['half'] / flops['full']:.0%}",
     ]
     head = ["parameters", "G multiply-adds for an image", "fewer"]
     return table("ViT-base at 45 million parameters: half of the parameters is half of the work, not a quarter", head, [row])

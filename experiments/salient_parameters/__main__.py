@@ -9,7 +9,7 @@ python -m experiments.salient_parameters --what report               # tables an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def before(options: Options) -> None:
 
 def federated(options: Options) -> None:
     """The federated checkpoints, with SPP and without."""
-    _checkpoints(options)
+    for model in ("vit", "sst2"):
+        _checkpoints(options, model)
 
 
 def after(options: Options) -> None:
@@ -110,11 +111,11 @@ def _sizes(run: Path, metric: str) -> list[dict[str, Any]]:
     return [{"size": size, **entry} for size, entry in zip(SIZES, found, strict=True)]
 
 
-def _checkpoints(options: Options, prefix: str = "") -> dict[str, Path]:
-    """The folders of the federated runs, trained now where they are not there."""
+def _checkpoints(options: Options, model: str) -> dict[str, Path]:
+    """The folders of a model's federated runs, trained now where they are not there."""
     runs = checkpoints.runs_of(options)
-    names: Iterable[tuple[str, Any]] = checkpoints.contents(options.scale, runs.folder).items()
-    return {name: runs.trained(name, content) for name, content in names if name.startswith(prefix)}
+    asked = checkpoints.contents(options.scale, runs.folder, model)
+    return {name: runs.trained(name, content) for name, content in asked.items()}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from experiments import checkpoints
 from experiments.options import SMOKE_NOTE, Options
 from experiments.running import Content, Runs, found_in
 from experiments.salient_parameters.catalogue import ARRANGED, CLASSES
-from experiments.tables import table, write_report
+from experiments.tables import joined, table, write_report
 from raffm.report.drawing import figure_of, look_of
 
 HERE = Path(__file__).parent
@@ -42,11 +42,20 @@ def tuning(options: Options) -> Runs:
 
 def write(options: Options) -> None:
     """Write the tables and plots of what is there."""
+    write_report(options.out, text(options), _figures(*_found(options)))
+
+
+def text(options: Options) -> str:
+    """All tables."""
+    found, federated = _found(options)
+    return joined([NOTES[options.scale], _published(found), _sizes(found), _rounds(federated), _random(found)])
+
+
+def _found(options: Options) -> tuple[Found, Found]:
+    """The results of the experiment, and those of MiniLM's federated checkpoints."""
     found = {**found_in(tuning(options).results), **found_in(options.runs.results)}
     trained = found_in(checkpoints.runs_of(options).results)
-    federated = {name: run for name, run in trained.items() if name.startswith("sst2")}
-    parts = [NOTES[options.scale], _published(found), _sizes(found), _rounds(federated), _random(found)]
-    write_report(options.out, parts, _figures(found, federated))
+    return found, {name: run for name, run in trained.items() if name.startswith("sst2")}
 
 
 def _published(found: Found) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.options import SMOKE_NOTE, Options
 from experiments.running import Content, found_in
 from experiments.system_heterogeneity.catalogue import REFERENCE
-from experiments.tables import table, write_report
+from experiments.tables import joined, table, write_report
 from raffm.devices.fleet import fleet_of
 from raffm.devices.profiles import FLEETS
 from raffm.report.drawing import figure_of, look_of
@@ -26,20 +26,23 @@ NOTES = {"smoke": SMOKE_NOTE, "cpu": "3 local steps of 32 images instead of 50, 
 
 def write(options: Options) -> None:
     """Write the tables and plots of what is there."""
+    runs, clocks = _found(options)
+    figures = {"by_time": _by_time(runs, clocks), "by_round": _by_round(runs)} if runs else {}
+    write_report(options.out, text(options), figures)
+
+
+def text(options: Options) -> str:
+    """All tables."""
+    runs, clocks = _found(options)
+    tables = [_accuracies(runs), _costs(runs, clocks), _times(runs, clocks), _published(runs)] if runs else []
+    return joined([NOTES[options.scale], *tables])
+
+
+def _found(options: Options) -> tuple[dict[str, Content], dict[str, Sequence[Content]]]:
+    """The run of every fleet, and the rounds of FedAvg on it; nothing without the reference."""
     found = found_in(options.runs.results)
-    runs = {fleet: found[fleet] for fleet in FLEETS if fleet in found}
-    clocks = {fleet: found[f"fedavg-{fleet}"]["rounds"] for fleet in runs}
-    if REFERENCE not in runs:
-        raise SystemExit(f"there is no run of {REFERENCE} in {str(options.runs.results)!r}, the reference: run it first.")
-    reference = runs[REFERENCE]
-    parts = [
-        NOTES[options.scale],
-        _accuracies(runs),
-        _costs(runs, clocks),
-        _times(runs, clocks, reference),
-        _published(runs),
-    ]
-    write_report(options.out, parts, {"by_time": _by_time(runs, clocks, reference), "by_round": _by_round(runs)})
+    fleets = [fleet for fleet in FLEETS if fleet in found and f"fedavg-{fleet}" in found] if REFERENCE in found else []
+    return {fleet: found[fleet] for fleet in fleets}, {fleet: found[f"fedavg-{fleet}"]["rounds"] for fleet in fleets}
 
 
 def on_devices(run: Content) -> list[float]:
@@ -102,7 +105,8 @@ def _levels(runs: Mapping[str, Content]) -> list[float]:
     return [level / 100 for level in range(5, 100, 5) if best - 0.3 < level / 100 <= best]
 
 
-def _times(runs: Mapping[str, Content], clocks: Mapping[str, Sequence[Content]], reference: Content) -> str:
+def _times(runs: Mapping[str, Content], clocks: Mapping[str, Sequence[Content]]) -> str:
+    reference = runs[REFERENCE]
     levels = _levels(runs)
     rows = []
     for fleet, run in runs.items():
@@ -153,8 +157,9 @@ def _power(fleet: str) -> float:
     return sum(tier.share * tier.power for tier in fleet_of(fleet).tiers)
 
 
-def _by_time(runs: Mapping[str, Content], clocks: Mapping[str, Sequence[Content]], reference: Content) -> Any:
+def _by_time(runs: Mapping[str, Content], clocks: Mapping[str, Sequence[Content]]) -> Any:
     """Accuracy by virtual time: a panel for every fleet, RaFFM and full-size FedAvg."""
+    reference = runs[REFERENCE]
     with figure_of(3.0, 2.4 * len(runs)) as figure:
         for axes, (fleet, run) in zip(figure.subplots(1, len(runs), sharey=True, squeeze=False)[0], runs.items(), strict=True):
             paths = {

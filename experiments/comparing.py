@@ -1,0 +1,258 @@
+"""Runs of several methods side by side: tables by size, differences over clients, time to accuracy, plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from experiments.running import Content, is_average, tail_mean
+from experiments.tables import table
+from raffm.report.drawing import COLOURS, figure_of, look_of
+
+Found = Mapping[str, Content]
+"""The results of runs, by name."""
+
+TITLES = {
+    "nested": "nested",
+    "fiarse": "FIARSE",
+    "smallest-balanced": "smallest for all, balanced",
+    "heterofl": "HeteroFL (no scaler, no label mask)",
+    "heterofl-both": "HeteroFL (scaler and label mask)",
+    "fedrolex": "FedRolex",
+    "scalefl": "ScaleFL",
+    "fiarse-stages": "FIARSE, a threshold a stage",
+    "pruning-greedy": "pruning-greedy",
+    "fiarse-structured": "structured FIARSE",
+    "smallest-uniform": "smallest for all, uniform",
+    "fedavg": "FedAvg, full model",
+    "fedavg-capable": "FedAvg among the capable",
+    "raffm": "RaFFM",
+}
+"""What runs are called in tables, by the names of their methods."""
+
+LEVELS = (0.4, 0.5, 0.6, 0.7, 0.75, 0.8)
+"""Accuracies, means over sizes, that a run takes some time to reach."""
+
+
+def seeds_of(found: Found, name: str) -> list[Content]:
+    """The runs of a name, one a seed."""
+    return [found[f"{name}-seed{seed}"] for seed in (0, 1, 2) if f"{name}-seed{seed}" in found]
+
+
+def known(runs: Mapping[str, Content | None]) -> dict[str, Content]:
+    """Those that are there."""
+    return {title: run for title, run in runs.items() if run is not None}
+
+
+# -- accuracies --------------------------------------------------------------------------------------------------------
+
+
+def rates(found: Found, methods: Sequence[str], given: Sequence[float]) -> str:
+    """What every rate scored on held-out examples."""
+    rows = []
+    for method in methods:
+        runs = known({str(rate): found.get(f"rate-{method}-{rate}") for rate in given})
+        if len(runs) == len(given):
+            scores = [mean_of(run, part="validation") for run in runs.values()]
+            cells = [f"**{each:.1f}**" if each == max(scores) else f"{each:.1f}" for each in scores]
+            rows.append([TITLES[method], *cells])
+    title = "Rates: mean over sizes on held-out examples after 50 rounds, last model"
+    return table(title, ["rate", *map(str, given)], rows) if rows else ""
+
+
+def sizes_of(run: Content, averaged: bool) -> dict[str, str]:
+    """The sizes of a run, largest first, by what tables call them; of several ways to serve one the first."""
+    found: dict[float, tuple[str, str]] = {}
+    for size in run["sizes"]:
+        if is_average(size["name"]) is averaged:
+            plain = size["name"].removesuffix(size["view"]).strip().partition(" within")[0]
+            found.setdefault(size["size"], (plain, size["name"]))
+    return dict(found.values())
+
+
+def by_size(run: Content, averaged: bool = False, part: str = "test") -> dict[str, float]:
+    """Accuracies in percent, means over the last evaluations."""
+    return {plain: 100 * tail_mean(run, name, part=part) for plain, name in sizes_of(run, averaged).items()}
+
+
+def mean_of(run: Content, averaged: bool = False, part: str = "test") -> float:
+    """The mean over sizes."""
+    return fmean(by_size(run, averaged, part).values())
+
+
+def said(name: str, run: Content) -> str:
+    """The accuracies of a run by size, and their mean, without and with the average: in one line."""
+    both = [by_size(run, averaged) for averaged in (False, True)]
+    words = [
+        f"{' '.join(f'{each:.1f}' for each in scores.values())} mean {fmean(scores.values()):.2f}" for scores in both if scores
+    ]
+    return f"{name}: {' | average '.join(words)}"
+
+
+def accuracies(title: str, by_method: Mapping[str, Sequence[Content]], part: str = "test") -> str:
+    """A row for every method and seed, and their means; `part` is "test", or "clients_mean" for clients' own tests."""
+    there = {method: runs for method, runs in by_method.items() if runs}
+    if not there:
+        return ""
+    widest = max((list(sizes_of(runs[0], False)) for runs in there.values()), key=len)
+    rows = []
+    for method, runs in there.items():
+        for run in runs:
+            named = f"{TITLES[method]}, seed {run['run']['seed']}"
+            rows.append([named, f"{run['run']['local']['lr']:g}", *_cells(run, widest, part)])
+        if len(runs) > 1:
+            means = [_averaged(runs, widest, averaged, part) for averaged in (False, True)]
+            rows.append([f"**{TITLES[method]}, mean**", "", *means[0], *means[1]])
+    sizes = [*widest, "mean", *(f"{size} avg" for size in widest), "mean avg"]
+    return table(f"{title}: accuracy in percent, mean of the last evaluations", ["", "rate", *sizes], rows)
+
+
+def _cells(run: Content, widest: Sequence[str], part: str = "test") -> list[str]:
+    """The accuracies of a run by size, and their mean; then those of the average."""
+    found = []
+    for averaged in (False, True):
+        scores = by_size(run, averaged, part)
+        found += [f"{scores[size]:.1f}" if size in scores else "" for size in widest]
+        found.append(f"{fmean(scores.values()):.1f}" if scores else "")
+    return found
+
+
+def _averaged(runs: Sequence[Content], widest: Sequence[str], averaged: bool, part: str) -> list[str]:
+    """Means over seeds by size, and over sizes; with the least and the greatest mean of a seed."""
+    columns = []
+    for size in widest:
+        each = [by_size(run, averaged, part).get(size) for run in runs]
+        columns.append(f"{fmean(score for score in each if score is not None):.1f}" if None not in each else "")
+    means = [mean_of(run, averaged, part) for run in runs if sizes_of(run, averaged)]
+    return [*columns, f"**{fmean(means):.1f}** ({min(means):.1f} to {max(means):.1f})" if means else ""]
+
+
+def single(title: str, runs: Mapping[str, Content]) -> str:
+    """Runs of one seed, a row each, with what their clients take."""
+    if not runs:
+        return ""
+    widest = max((list(sizes_of(run, False)) for run in runs.values()), key=len)
+    rows = [[name, f"{run['run']['local']['lr']:g}", *_cells(run, widest), _taken(run)] for name, run in runs.items()]
+    sizes = [*widest, "mean", *(f"{size} avg" for size in widest), "mean avg"]
+    return table(title, ["", "rate", *sizes, "MB down, GFLOP an example, by size"], rows)
+
+
+def _taken(run: Content) -> str:
+    each = run.get("clients", {}).values()
+    return ", ".join(f"{cost['bytes_down'] / 1e6:.1f} / {cost['training_flops'] / 1e9:.2f}" for cost in each)
+
+
+def costs(found: Found, methods: Sequence[str]) -> str:
+    """Bytes and work of clients by size, and of what is deployed."""
+    rows = []
+    for method in methods:
+        run = found.get(f"{method}-seed0")
+        for size, cost in (run or {}).get("clients", {}).items():
+            served = next((each for each in run["sizes"] if each["name"] == size), None) if run else None
+            deployed = [f"{served['params']:,}", f"{served['flops'] / 2e6:,.1f}"] if served else ["", ""]
+            down, up = (f"{cost[key] / 1e6:.2f}" for key in ("bytes_down", "bytes_up"))
+            rows.append([TITLES[method], size, down, up, f"{cost['training_flops'] / 2e6:,.0f}", *deployed])
+    head = [
+        "",
+        "size",
+        "MB down",
+        "MB up",
+        "M multiply-adds to train an example",
+        "parameters deployed",
+        "M multiply-adds deployed",
+    ]
+    return table("What a client of every size takes in a round", head, rows) if rows else ""
+
+
+# -- differences -----------------------------------------------------------------------------------------------------
+
+
+def differences(method: str, finals: Mapping[str, Sequence[Content]], others: Sequence[str]) -> str:
+    """A method against others, seed by seed."""
+    rows = []
+    for other in others:
+        theirs = {run["run"]["seed"]: run for run in finals.get(other, ())}
+        for mine in finals.get(method, ()):
+            seed = mine["run"]["seed"]
+            if seed in theirs:
+                cells = [difference(mine, theirs[seed], averaged) for averaged in (False, True)]
+                rows.append([f"{TITLES[method]} against {TITLES[other]}, seed {seed}", *cells])
+    title = "Differences at the last evaluation, in points: clients' means over sizes, 95 % by bootstrap over clients"
+    return table(title, ["", "last model", "average"], rows) if rows else ""
+
+
+def difference(mine: Content, theirs: Content, averaged: bool) -> str:
+    """The mean difference over clients, and the middle 95 % of it when clients are drawn again."""
+    gap = 100 * (np.array(_by_client(mine, averaged)) - np.array(_by_client(theirs, averaged)))
+    draws = np.random.default_rng(0).integers(0, len(gap), (10_000, len(gap)))
+    low, high = np.percentile(gap[draws].mean(1), [2.5, 97.5])
+    return f"{gap.mean():+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _by_client(run: Content, averaged: bool) -> list[float]:
+    """Every client's own test accuracy, mean over sizes."""
+    columns = [run["client_scores"][name] for name in sizes_of(run, averaged).values()]
+    return [fmean(scores) for scores in zip(*columns, strict=True)]
+
+
+def times(finals: Mapping[str, Sequence[Content]]) -> str:
+    """Virtual hours to accuracies."""
+    rows = []
+    for method, runs in finals.items():
+        for run in runs[:1]:
+            rows.append([TITLES[method], *(_hours(run, level) for level in LEVELS)])
+    title = "Virtual hours until the mean over sizes, last model, is so accurate (seed 0; every device 10 GFLOP/s, 1 MB/s)"
+    return table(title, ["", *(f"{100 * level:g} %" for level in LEVELS)], rows) if rows else ""
+
+
+def _hours(run: Content, level: float) -> str:
+    seconds = np.cumsum([entry["seconds"] for entry in run["rounds"]])
+    for entry in run["evaluations"]:
+        if fmean(entry["sizes"][size]["test"]["accuracy"] for size in sizes_of(run, False).values()) >= level:
+            return f"{seconds[entry['round'] - 1] / 3600:.1f}"
+    return "-"
+
+
+# -- plots -----------------------------------------------------------------------------------------------------------
+
+
+def by_round(runs: Mapping[str, Content]) -> Any:
+    """Accuracy by round, mean over sizes, of the last model and of the average."""
+    with figure_of(4.2, 9.6) as figure:
+        for axes, averaged in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
+            for place, (method, run) in enumerate(runs.items()):
+                look = look_of(place, place // len(COLOURS))
+                points = [(entry["round"], 100 * _at(entry, sizes_of(run, averaged).values())) for entry in run["evaluations"]]
+                axes.plot(*zip(*points, strict=True), color=look.colour, linestyle=look.line, label=TITLES[method])
+            axes.set_title("average of the server's models" if averaged else "last model")
+            axes.set_xlabel("round")
+        figure.axes[0].set_ylabel("test accuracy, mean over sizes (%)")
+        figure.axes[1].legend(fontsize=8)
+    return figure
+
+
+def _at(entry: Mapping[str, Any], sizes: Iterable[str]) -> float:
+    return fmean(entry["sizes"][size]["test"]["accuracy"] for size in sizes)
+
+
+def by_work(runs: Mapping[str, Content]) -> Any:
+    """Accuracy of every size against the work of the submodel that is deployed."""
+    with figure_of(4.2) as figure:
+        axes = figure.subplots()
+        for place, (method, run) in enumerate(runs.items()):
+            look = look_of(place, place // len(COLOURS))
+            names = set(sizes_of(run, False).values())
+            sizes = [size for size in run["sizes"] if size["name"] in names]
+            points = [(size["flops"] / 2e6, 100 * tail_mean(run, size["name"])) for size in sizes]
+            axes.plot(
+                *zip(*points, strict=True), color=look.colour, marker=look.marker, linestyle=look.line, label=TITLES[method]
+            )
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("multiply-adds of the deployed submodel, one image (millions)")
+        axes.set_ylabel("test accuracy, last model (%)")
+        axes.legend(fontsize=8)
+    return figure

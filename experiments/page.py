@@ -1,0 +1,84 @@
+"""`docs/results.md` and all tables of experiments, made anew from committed results, so that they cannot drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import fiarse_table, nested, post_training, salient_parameters, system_heterogeneity
+from experiments.fiarse_table import report as fiarse_report
+from experiments.nested import report as nested_report
+from experiments.options import Options, options_at
+from experiments.post_training import report as post_report
+from experiments.salient_parameters import report as salient_report
+from experiments.system_heterogeneity import report as system_report
+from experiments.tables import filled
+
+ROOT = Path(__file__).parent.parent
+
+SCALES = {"full": "", "cpu": "On a CPU: "}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An experiment on the page."""
+
+    place: Path
+    title: str
+    text: Callable[[Options], str]
+    others: Sequence[str] = ()
+    further: Sequence[str] = ()
+    """Files beside it whose content follows."""
+
+    @property
+    def scales(self) -> list[Options]:
+        """Those that have results."""
+        every = [options_at(self.place, scale, self.others) for scale in SCALES]
+        return [options for options in every if any(map(Path.is_dir, (options.runs.results, *options.runs.others)))]
+
+
+def _at(module: object) -> Path:
+    return Path(str(module.__file__)).parent  # type: ignore[attr-defined]
+
+
+EXPERIMENTS: Mapping[str, Shown] = {
+    "fiarse_table": Shown(
+        _at(fiarse_table), "FIARSE's table: all methods on CIFAR-10 and CIFAR-100", fiarse_report.text, fiarse_report.SHARED
+    ),
+    "nested": Shown(_at(nested), "Nested: submodels that are really smaller, against masks", nested_report.text),
+    "salient_parameters": Shown(_at(salient_parameters), "Salient parameters first", salient_report.text),
+    "post_training": Shown(
+        _at(post_training), "After training: submodels of one checkpoint", post_report.text, further=("search.md",)
+    ),
+    "system_heterogeneity": Shown(_at(system_heterogeneity), "Five fleets, from Raspberry Pis to GPUs", system_report.text),
+}
+
+
+def tables() -> Iterator[tuple[Path, str]]:
+    """Every file that holds tables, and what it should hold."""
+    for shown in EXPERIMENTS.values():
+        for options in shown.scales:
+            text = shown.text(options)
+            yield options.out / "table.md", text
+            readme = options.out / "README.md"
+            if readme.is_file():
+                yield readme, filled(readme.read_text(encoding="utf-8"), text)
+
+
+def page() -> str:
+    """All tables and plots, experiment by experiment."""
+    return "\n\n".join(_section(name, shown) for name, shown in EXPERIMENTS.items())
+
+
+def _section(name: str, shown: Shown) -> str:
+    parts = [
+        f"## {shown.title}",
+        f"Question, command and what it means: [experiments/{name}](../experiments/{name}/README.md).",
+    ]
+    for options in shown.scales:
+        note = SCALES[options.scale]
+        parts.append(f"{note}{shown.text(options).strip()}")
+        parts += [f"![{path.stem}](../{path.relative_to(ROOT).as_posix()})" for path in sorted(options.out.glob("*.png"))]
+    parts += [(shown.place / further).read_text(encoding="utf-8").strip() for further in shown.further]
+    return "\n\n".join(parts)

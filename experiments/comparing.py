@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -10,10 +10,14 @@ import numpy as np
 
 from experiments.running import Content, is_average, tail_mean
 from experiments.tables import table
+from raffm.devices.fleet import fleet_of
 from raffm.report.drawing import COLOURS, figure_of, look_of
 
 Found = Mapping[str, Content]
 """The results of runs, by name."""
+
+Scores = Callable[..., dict[str, float]]
+"""What a run scored by size, without the average or with it: `scores(run, averaged)`."""
 
 TITLES = {
     "nested": "nested",
@@ -74,8 +78,23 @@ def sizes_of(run: Content, averaged: bool) -> dict[str, str]:
 
 
 def by_size(run: Content, averaged: bool = False, part: str = "test") -> dict[str, float]:
-    """Accuracies in percent, means over the last evaluations."""
+    """Accuracies in percent on the test set, or another `part`, means over the last evaluations."""
     return {plain: 100 * tail_mean(run, name, part=part) for plain, name in sizes_of(run, averaged).items()}
+
+
+def local_by_size(run: Content, averaged: bool = False) -> dict[str, float]:
+    """The mean over the clients whose devices are of a size, each on its own test examples, at the last evaluation.
+
+    Where the test set is divided evenly, the mean over all clients would be that on the test set.
+    """
+    fleet = fleet_of(run["run"]["fleet"]["tiers"])
+    dealt = fleet.tiers_of(run["data"]["clients"], run["run"]["seed"]).tolist()
+    of_size = [fleet.tiers[place].label for place in dealt]
+    found = {}
+    for plain, name in sizes_of(run, averaged).items():
+        scores = [score for score, own in zip(run["client_scores"][name], of_size, strict=True) if own == plain]
+        found[plain] = 100 * fmean(score for score in scores if score is not None)
+    return found
 
 
 def mean_of(run: Content, averaged: bool = False, part: str = "test") -> float:
@@ -92,8 +111,8 @@ def said(name: str, run: Content) -> str:
     return f"{name}: {' | average '.join(words)}"
 
 
-def accuracies(title: str, by_method: Mapping[str, Sequence[Content]], part: str = "test") -> str:
-    """A row for every method and seed, and their means; `part` is "test", or "clients_mean" for clients' own tests."""
+def accuracies(title: str, by_method: Mapping[str, Sequence[Content]], scores: Scores = by_size) -> str:
+    """A row for every method and seed, and their means."""
     there = {method: runs for method, runs in by_method.items() if runs}
     if not there:
         return ""
@@ -102,31 +121,31 @@ def accuracies(title: str, by_method: Mapping[str, Sequence[Content]], part: str
     for method, runs in there.items():
         for run in runs:
             named = f"{TITLES[method]}, seed {run['run']['seed']}"
-            rows.append([named, f"{run['run']['local']['lr']:g}", *_cells(run, widest, part)])
+            rows.append([named, f"{run['run']['local']['lr']:g}", *_cells(run, widest, scores)])
         if len(runs) > 1:
-            means = [_averaged(runs, widest, averaged, part) for averaged in (False, True)]
+            means = [_averaged(runs, widest, averaged, scores) for averaged in (False, True)]
             rows.append([f"**{TITLES[method]}, mean**", "", *means[0], *means[1]])
     sizes = [*widest, "mean", *(f"{size} avg" for size in widest), "mean avg"]
-    return table(f"{title}: accuracy in percent, mean of the last evaluations", ["", "rate", *sizes], rows)
+    return table(title, ["", "rate", *sizes], rows)
 
 
-def _cells(run: Content, widest: Sequence[str], part: str = "test") -> list[str]:
+def _cells(run: Content, widest: Sequence[str], scores: Scores = by_size) -> list[str]:
     """The accuracies of a run by size, and their mean; then those of the average."""
     found = []
     for averaged in (False, True):
-        scores = by_size(run, averaged, part)
-        found += [f"{scores[size]:.1f}" if size in scores else "" for size in widest]
-        found.append(f"{fmean(scores.values()):.1f}" if scores else "")
+        known = scores(run, averaged)
+        found += [f"{known[size]:.1f}" if size in known else "" for size in widest]
+        found.append(f"{fmean(known.values()):.1f}" if known else "")
     return found
 
 
-def _averaged(runs: Sequence[Content], widest: Sequence[str], averaged: bool, part: str) -> list[str]:
+def _averaged(runs: Sequence[Content], widest: Sequence[str], averaged: bool, scores: Scores) -> list[str]:
     """Means over seeds by size, and over sizes; with the least and the greatest mean of a seed."""
     columns = []
     for size in widest:
-        each = [by_size(run, averaged, part).get(size) for run in runs]
+        each = [scores(run, averaged).get(size) for run in runs]
         columns.append(f"{fmean(score for score in each if score is not None):.1f}" if None not in each else "")
-    means = [mean_of(run, averaged, part) for run in runs if sizes_of(run, averaged)]
+    means = [fmean(scores(run, averaged).values()) for run in runs if sizes_of(run, averaged)]
     return [*columns, f"**{fmean(means):.1f}** ({min(means):.1f} to {max(means):.1f})" if means else ""]
 
 
@@ -230,7 +249,7 @@ def by_round(runs: Mapping[str, Content]) -> Any:
             axes.set_title("average of the server's models" if averaged else "last model")
             axes.set_xlabel("round")
         figure.axes[0].set_ylabel("test accuracy, mean over sizes (%)")
-        figure.axes[1].legend(fontsize=8)
+        figure.legend(handles=figure.axes[0].get_lines(), loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
@@ -254,5 +273,5 @@ def by_work(runs: Mapping[str, Content]) -> Any:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("multiply-adds of the deployed submodel, one image (millions)")
         axes.set_ylabel("test accuracy, last model (%)")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

@@ -33,9 +33,10 @@ class Shown:
 
     @property
     def scales(self) -> list[Options]:
-        """Those that have results."""
-        every = [options_at(self.place, scale, self.others) for scale in SCALES]
-        return [options for options in every if any(map(Path.is_dir, (options.runs.results, *options.runs.others)))]
+        """Those that have results; full ones may be borrowed from others."""
+        every = {scale: options_at(self.place, scale, self.others).runs for scale in SCALES}
+        there = [scale for scale, runs in every.items() if runs.results.is_dir() or (scale == "full" and runs.others)]
+        return [options_at(self.place, scale, self.others) for scale in there]
 
 
 def _at(module: object) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from experiments.comparing import (
@@ -13,6 +14,7 @@ from experiments.comparing import (
     costs,
     differences,
     known,
+    local_by_size,
     mean_of,
     rates,
     seeds_of,
@@ -70,8 +72,10 @@ def text(options: Options) -> str:
     parts = [
         NOTES[options.scale],
         rates(found, tuple(METHODS), RATES),
-        accuracies("Global: CIFAR-10, test set", finals),
-        accuracies("Local: CIFAR-10, clients' own test examples, mean over all clients", finals, "clients_mean"),
+        accuracies("CIFAR-10, global: accuracy in percent on the test set, mean of the last evaluations", finals),
+        accuracies(
+            "CIFAR-10, local: mean over the clients of a size on their own tests, last evaluation", finals, local_by_size
+        ),
         *(_published(found, source) for source in PUBLISHED),
         differences("fiarse", finals, [method for method in METHODS if method != "fiarse"]),
         single("800 rounds (seed 0)", known({TITLES[name]: found.get(f"long-{name}") for name in METHODS})),
@@ -108,7 +112,11 @@ def _published(found: Found, source: str) -> str:
 
 
 def _local_and_global(run: Content | None) -> str:
-    return "" if run is None else f"{mean_of(run, part='clients_mean'):.2f} / {mean_of(run):.2f}"
+    return "" if run is None else f"{_local(run):.2f} / {mean_of(run):.2f}"
+
+
+def _local(run: Content) -> float:
+    return fmean(local_by_size(run).values())
 
 
 def _habits(found: Found) -> str:
@@ -120,7 +128,7 @@ def _habits(found: Found) -> str:
     honest = there["none"]
     rows = []
     for name, run in there.items():
-        gaps = [f"{mean_of(run, part=part) - mean_of(honest, part=part):+.1f}" for part in ("clients_mean", "test")]
+        gaps = [f"{score(run) - score(honest):+.1f}" for score in (_local, mean_of)]
         rows.append([WORDS[name], _local_and_global(run), *gaps])
     title = f"Habits of the published code, each alone: FIARSE, {len(honest['rounds'])} rounds, rate 0.1 (seed 0)"
     return table(title, ["habit", "local / global", "effect on local", "effect on global"], rows)
@@ -177,10 +185,13 @@ def _by_fraction(unseen: Mapping[str, Content]) -> Any:
             points = [(_number(size), 100 * score) for size, score in _by_size(entry).items()]
             drawn = {"color": look.colour, "marker": look.marker, "linestyle": look.line}
             axes.plot(*zip(*points, strict=True), label=TITLES[method], **drawn)
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("size (part of the parameters)")
+        sizes = max((list(_by_size(entry)) for entry in unseen.values()), key=len)
+        axes.set_xscale("log")
+        axes.set_xticks([_number(size) for size in sizes], sizes)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("size (part of the parameters, log scale)")
         axes.set_ylabel("test accuracy, last model (%)")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

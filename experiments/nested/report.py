@@ -57,8 +57,8 @@ def _parts(found: Found) -> list[str]:
     beside = {method: seeds_of(found, f"{method}-at0.1") for method in LINES}
     return [
         rates(found, LINES, RATES),
-        accuracies("CIFAR-10, test set", finals),
-        accuracies("The same at the rate 0.1, where another was found, test set", beside),
+        accuracies("CIFAR-10: accuracy in percent on the test set, mean of the last evaluations", finals),
+        accuracies("The same at the rate 0.1, where another was found", beside),
         costs(found, LINES),
         differences("nested", finals, COMPARED[1:]),
         times(finals),

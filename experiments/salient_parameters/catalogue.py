@@ -44,9 +44,8 @@ def _of_source(source: str, classes: int, arrange: Arrange, place: Path) -> dict
     if source == "digits":
         model = arranged(place, "vit-small", "image", classes, (1, 8, 8), arrange)
         return changed(SMOKE, {"model": {"name": model}, "data": {"source": source, "crop": 0, "flip": False}})
-    model = {"name": arranged(place, PRETRAINED, "image", classes, (3, 32, 32), arrange)}
+    model = arranged(place, PRETRAINED, "image", classes, (3, 32, 32), arrange)
+    data: dict[str, Any] = {"source": source, "image_size": 32}
     if source == "cifar10":
         data = {"source": few(source, place.parents[1], train=TRAINED, test=10_000)}
-    else:
-        data = {"source": source, "image_size": 32}
-    return {"model": model, "data": data, "local": LOCAL[source]}
+    return {"model": {"name": model}, "data": data, "local": LOCAL[source]}

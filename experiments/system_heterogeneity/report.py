@@ -12,7 +12,7 @@ from experiments.system_heterogeneity.catalogue import REFERENCE
 from experiments.tables import joined, table, write_report
 from raffm.devices.fleet import fleet_of
 from raffm.devices.profiles import FLEETS
-from raffm.report.drawing import figure_of, look_of
+from raffm.report.drawing import figure_of, look_of, time_unit
 from raffm.report.tables import duration, size_of
 
 KWH = 3.6e6
@@ -160,6 +160,7 @@ def _power(fleet: str) -> float:
 def _by_time(runs: Mapping[str, Content], clocks: Mapping[str, Sequence[Content]]) -> Any:
     """Accuracy by virtual time: a panel for every fleet, RaFFM and full-size FedAvg."""
     reference = runs[REFERENCE]
+    unit, length = time_unit(max(sum(entry["seconds"] for entry in rounds) for rounds in clocks.values()))
     with figure_of(3.0, 2.4 * len(runs)) as figure:
         for axes, (fleet, run) in zip(figure.subplots(1, len(runs), sharey=True, squeeze=False)[0], runs.items(), strict=True):
             paths = {
@@ -168,11 +169,12 @@ def _by_time(runs: Mapping[str, Content], clocks: Mapping[str, Sequence[Content]
             }
             for place, (name, path) in enumerate(paths.items()):
                 look = look_of(place)
-                points = [(seconds / 3600, 100 * accuracy) for seconds, accuracy in path]
+                points = [(seconds / length, 100 * accuracy) for seconds, accuracy in path]
                 axes.plot(*zip(*points, strict=True), color=look.colour, marker=look.marker, linestyle=look.line, label=name)
             axes.set_title(fleet)
+            axes.locator_params(axis="x", nbins=4)
         figure.axes[0].set_ylabel("test accuracy on devices (%)")
-        figure.supxlabel("virtual hours", fontsize=10)
+        figure.supxlabel(f"virtual time ({unit})", fontsize=10)
         figure.axes[-1].legend(fontsize=8, loc="lower right")
     return figure
 

@@ -64,7 +64,9 @@ bench-deploy: setup ## Measure a half-size ViT-base in ONNX Runtime, its file, a
 	$(BIN)/python -m benchmarks.deploy
 
 SCALE ?= smoke
+EXPERIMENTS := $(sort $(patsubst experiments/%/report.py,%,$(wildcard experiments/*/report.py)))
 experiment: setup ## Run an experiment, NAME=fiarse_table SCALE=smoke (minutes on a CPU), cpu or full (hours on a GPU)
+	@case " $(EXPERIMENTS) " in *" $(NAME) "*) ;; *) echo "Which one? NAME=... is one of: $(EXPERIMENTS)"; exit 2;; esac
 	$(BIN)/python -m experiments.$(NAME) --scale $(SCALE)
 
 docs: setup ## Write the generated parts of README and docs anew

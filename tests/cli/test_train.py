@@ -184,9 +184,9 @@ def test_tests_as_published_are_marked_everywhere(tmp_path: Path) -> None:
     assert results["run"]["evaluate"]["augmented"] is True
     assert results["run"]["local"]["shuffle"] is False
     for name in ("report.html", "metrics.md"):
-        assert "Tests as published: a client's test examples are unrelated" in (tmp_path / "run" / name).read_text().replace(
-            "&#x27;", "'"
-        )
+        said = (tmp_path / "run" / name).read_text().replace("&#x27;", "'")
+        assert "As published: a client's test examples are unrelated" in said
+        assert "clients train in one order of examples" in said
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

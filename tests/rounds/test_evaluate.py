@@ -180,22 +180,26 @@ def test_norms_by_test_batches_are_those_of_a_client_s_own_batch() -> None:
 
 
 @pytest.mark.parametrize("norms", ["clients", "test-batches"])
-def test_augmented_tests_are_moved_images(norms: Literal["clients", "test-batches"]) -> None:
-    """As published (D-FI3): what is tested is another crop after every round; validation images stay as they are."""
+def test_augmented_tests_of_clients_are_moved_images(norms: Literal["clients", "test-batches"]) -> None:
+    """As published (D-FI3): another crop after every round; the global test and validation stay as they are."""
     task = ImageClassification(crop=2, flip=True)
-    made = replace(plan("fedavg", model=VIT, evaluating=Evaluating(norms=norms, augmented=True)), task=task)
-    honest = replace(made, evaluating=Evaluating(norms=norms))
-    (test, validation) = Serial(made).predict([Job(Share(), 1)])[0]
-    (plain, same) = Serial(honest).predict([Job(Share(), 1)])[0]
+    honest = replace(plan("fedavg", model=VIT, evaluating=Evaluating(norms=norms)), task=task)
+    made = replace(honest, evaluating=Evaluating(norms=norms, augmented=True))
+    plain, same = Serial(honest).predict([Job(Share(), 1)])[0]
+    test, validation, moved = Serial(made).predict([Job(Share(), 1)])[0]
+    assert torch.equal(test, plain)
     assert torch.equal(validation, same)
-    assert not torch.allclose(test, plain, atol=1e-4)
-    assert torch.equal(test, Serial(made).predict([Job(Share(), 1)])[0][0])
-    assert not torch.equal(test, Serial(made).predict([Job(Share(), 2)])[0][0])
+    assert not torch.allclose(moved, plain, atol=1e-4)
+    assert torch.equal(moved, Serial(made).predict([Job(Share(), 1)])[0][2])
+    assert not torch.equal(moved, Serial(made).predict([Job(Share(), 2)])[0][2])
     moves = task.draw((len(made.data.dataset.test),), generator(made.seed, "augment tests", 1))
-    picks = torch.arange(9)
     with torch.no_grad():
-        said = task.forward(made.server.model.eval(), task.batch(made.data.dataset.test, picks, moves[:9]))
-    assert torch.allclose(test[:9], said, atol=1e-5)
+        said = task.forward(made.server.model.eval(), task.batch(made.data.dataset.test, torch.arange(9), moves[:9]))
+    assert torch.allclose(moved[:9], said, atol=1e-5)
+    (found, by_client), (fair, fairly) = evaluate(made, Serial(made), 1), evaluate(honest, Serial(honest), 1)
+    assert found.sizes["1"].test == fair.sizes["1"].test
+    assert found.sizes["1"].clients_mean["loss"] != fair.sizes["1"].clients_mean["loss"]
+    assert by_client.keys() == fairly.keys()
 
 
 def test_without_batch_norms_it_makes_no_difference() -> None:

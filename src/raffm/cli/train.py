@@ -56,8 +56,8 @@ def train(
     as_published: Annotated[
         bool,
         typer.Option(
-            help="Train and test as FIARSE's code does: batches in one order; clients' tests unrelated to their training data, "
-            "augmented, with norms by test batches."
+            help="Train and test as FIARSE's code does: examples in one order; clients' tests unrelated to their training data "
+            "and augmented; norms by test batches."
         ),
     ] = False,
     strict: Annotated[bool, typer.Option(help="Stop where a client's update is refused.")] = False,

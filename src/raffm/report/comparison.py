@@ -10,7 +10,7 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from raffm.report.tables import count, duration, percent, size_of, tests_note
+from raffm.report.tables import count, duration, habits_note, percent, size_of
 from raffm.rounds.results import Results, Round, Size, without_nan
 
 
@@ -205,7 +205,7 @@ def caption(compared: Sequence[Compared]) -> str:
         f"the tenth that scores worst. Against {first}: the mean difference in points over the same clients and seeds, and the "
         "p-value of a two-sided Wilcoxon signed-rank test over them; it speaks of clients, not of further seeds."
         f"{' Learning rates were chosen on validation data.' if len(compared[0].scores) > 1 else ''}"
-        f"{_full_models(compared)}{tests_note(compared[0].runs[0].run)}"
+        f"{_full_models(compared)}{habits_note(compared[0].runs[0].run)}"
     )
 
 
@@ -237,7 +237,7 @@ def as_json(compared: Sequence[Compared]) -> dict[str, Any]:
     content = {
         "metric": compared[0].runs[0].metric,
         "seeds": [run.run.get("seed") for run in compared[0].runs],
-        "tests": tests_note(compared[0].runs[0].run).strip() or "honest",
+        "tests": habits_note(compared[0].runs[0].run).strip() or "honest",
         "methods": [
             {
                 "method": entry.method,

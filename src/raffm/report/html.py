@@ -99,7 +99,7 @@ def as_html(results: Results, drawings: Mapping[str, str] | None, explorer: str 
 
 def tests_lead(run: Mapping[str, Any]) -> str:
     """What the first line adds where tests are as published, so that nobody overlooks it."""
-    note = tables.tests_note(run)
+    note = tables.habits_note(run)
     return f".{note}" if note else ""
 
 

@@ -84,22 +84,28 @@ def caption(results: Results) -> str:
         return "No evaluations yet."
     chosen = "" if best is None else f" Best on validation: round {best.round}; the test set had no say."
     words = f"Test set after round {last.round}.{chosen} Mean, best and clients: {name_of(results.metric)}."
-    return words + tests_note(results.run)
+    return words + habits_note(results.run)
 
 
-def tests_note(run: Mapping[str, Any]) -> str:
-    """A sentence that says where tests are not as they should be, but as published; nothing where they are honest."""
-    data, evaluate = run.get("data"), run.get("evaluate")
-    parameters = data.get("parameters", data) if isinstance(data, Mapping) else {}
-    tested = evaluate if isinstance(evaluate, Mapping) else {}
+def habits_note(run: Mapping[str, Any]) -> str:
+    """A sentence that says where a run is not as it should be, but as published; nothing where it is honest."""
+    data, tested, trained = (_section(run, part) for part in ("data", "evaluate", "local"))
     found = []
-    if parameters.get("tests") == "unrelated":
+    if data.get("parameters", data).get("tests") == "unrelated":
         found.append("a client's test examples are unrelated to its training data")
+    if tested.get("augmented"):
+        found.append("the images of clients' tests are cropped and mirrored at random")
     if tested.get("norms") == "test-batches":
         found.append("batch norms use the statistics of test batches")
-    if tested.get("augmented"):
-        found.append("test images are cropped and mirrored at random")
-    return f" Tests as published: {', and '.join(found)}." if found else ""
+    if trained.get("shuffle") is False:
+        found.append("clients train in one order of examples")
+    return f" As published: {', and '.join(found)}." if found else ""
+
+
+def _section(run: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a run's settings; empty where a run from Python has something else there."""
+    found = run.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _fitting(results: Results, width: int) -> list[Column]:

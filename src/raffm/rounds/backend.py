@@ -25,7 +25,7 @@ class Backend(Protocol):
         ...
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
-        """What submodels of the server's current model say to the test and validation examples."""
+        """What submodels of the server's current model say to the test and validation examples; see `predict.predicted`."""
         ...
 
     def close(self) -> None:

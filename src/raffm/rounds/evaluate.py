@@ -95,7 +95,8 @@ def _scores(plan: Plan, several: Sequence[Sequence[Tensor]]) -> tuple[Scores, li
     validation: Metrics = {}
     if dataset.validation is not None:
         validation = mean_metrics([_Said.of(plan, outputs[1], dataset.validation).metrics(plan) for outputs in several])
-    each = _by_client(plan, tested)
+    own = [_Said.of(plan, outputs[-1], dataset.test) for outputs in several] if plan.evaluating.augmented else tested
+    each = _by_client(plan, own)
     known = [metrics for metrics in each if metrics is not None]
     main = next(iter(test))
     listed = [None if metrics is None else metrics[main] for metrics in each]

@@ -104,7 +104,7 @@ class Evaluating:
     `sizes` are the parts of the model that are served and tested (none: the fleet's). Batch norms get their statistics
     from `calibration_clients` clients, each from at most `calibration_examples` of its own examples; with `norms` =
     "test-batches" from the test examples themselves, a batch of one client's after the other, as published code has it.
-    `augmented` moves test images as training does, which published code has too.
+    `augmented` moves the images of clients' own tests as training does, which published code has too.
     """
 
     every: int = 10

@@ -49,17 +49,21 @@ def predicted(
 ) -> list[Tensor]:
     """The outputs for all test examples, then for all validation examples (none: an empty tensor), on the CPU.
 
-    `change` is what a backend makes of the module before it is used.
+    Where clients' own tests are augmented, a third tensor has the outputs for the test examples as they are moved. `change`
+    is what a backend makes of the module before it is used.
     """
     module = served(plan, workshop, job, change, statistics)
     dataset = plan.data.dataset
     validation = torch.empty(0) if dataset.validation is None else outputs_of(plan, module, dataset.validation)
-    moves = _moves(plan, job.round) if plan.evaluating.augmented else None
-    if plan.evaluating.norms == "clients":
-        return [outputs_of(plan, module, dataset.test, moves), validation]
-    for norm in batch_norms(module).values():
-        norm.train()
-    return [_outputs(plan, module, dataset.test, _batches_by_client(plan), moves), validation]
+    batches = in_order(dataset.test, plan.evaluating.batch)
+    if plan.evaluating.norms == "test-batches":
+        batches = _batches_by_client(plan)
+        for norm in batch_norms(module).values():
+            norm.train()
+    test = _outputs(plan, module, dataset.test, batches)
+    if not plan.evaluating.augmented:
+        return [test, validation]
+    return [test, validation, _outputs(plan, module, dataset.test, batches, _moves(plan, job.round))]
 
 
 def _moves(plan: Plan, round: int) -> Tensor:
@@ -109,11 +113,16 @@ def _moments(plan: Plan, module: nn.Module, several: Sequence[Tensor]) -> dict[s
     return moments(module, run(), len(several))
 
 
-def outputs_of(plan: Plan, module: nn.Module, examples: Examples, moves: Tensor | None = None) -> Tensor:
-    """What a module says to all examples, in their order; texts of one length share a batch, so that little is padded."""
+def outputs_of(plan: Plan, module: nn.Module, examples: Examples) -> Tensor:
+    """What a module says to all examples, in their order."""
+    return _outputs(plan, module, examples, in_order(examples, plan.evaluating.batch))
+
+
+def in_order(examples: Examples, size: int) -> Sequence[Tensor]:
+    """Batches of all examples; texts of one length share a batch, so that little is padded."""
     lengths = examples.inputs.get("lengths")
     order = torch.arange(len(examples)) if lengths is None else lengths.cpu().argsort(stable=True)
-    return _outputs(plan, module, examples, torch.split(order, plan.evaluating.batch), moves)
+    return torch.split(order, size)
 
 
 def _outputs(

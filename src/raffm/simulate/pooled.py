@@ -116,7 +116,8 @@ class Pooled:
         replies = self._ask(messages, lambda _: None, lambda: None)
         found: dict[int, list[Tensor]] = {}
         for places, (_, tensors) in zip(assigned, replies, strict=True):
-            found.update({place: [tensors[f"{at}/test"], tensors[f"{at}/validation"]] for at, place in enumerate(places)})
+            for at, place in enumerate(places):
+                found[place] = [tensors[f"{at}/{part}"] for part in range(len(tensors) // len(places))]
         return [found[place] for place in range(len(jobs))]
 
     def _ask(
@@ -297,6 +298,6 @@ def _predict(plan: Plan, workshop: Workshop, pipe: Connection, about: Mapping[st
     shares = _unpacked_shares(about, tensors)
     found = {}
     for at, (round, place) in enumerate(about["jobs"]):
-        test, validation = predicted(plan, workshop, Job(shares[place], round))
-        found.update({f"{at}/test": test, f"{at}/validation": validation})
+        outputs = predicted(plan, workshop, Job(shares[place], round))
+        found.update({f"{at}/{part}": output for part, output in enumerate(outputs)})
     pipe.send_bytes(_message({"last": True}, found))

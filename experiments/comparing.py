@@ -92,9 +92,17 @@ def local_by_size(run: Content, averaged: bool = False) -> dict[str, float]:
     of_size = [fleet.tiers[place].label for place in dealt]
     found = {}
     for plain, name in sizes_of(run, averaged).items():
-        scores = [score for score, own in zip(run["client_scores"][name], of_size, strict=True) if own == plain]
-        found[plain] = 100 * fmean(score for score in scores if score is not None)
+        pairs = zip(run["client_scores"][name], of_size, strict=True)
+        scores = [score for score, own in pairs if own == plain and score is not None]
+        if scores:
+            found[plain] = 100 * fmean(scores)
     return found
+
+
+def last_by_size(run: Content, averaged: bool = False) -> dict[str, float]:
+    """Accuracies in percent on the test set at the last evaluation."""
+    last = run["evaluations"][-1]["sizes"]
+    return {plain: 100 * last[name]["test"]["accuracy"] for plain, name in sizes_of(run, averaged).items()}
 
 
 def mean_of(run: Content, averaged: bool = False, part: str = "test") -> float:
@@ -135,7 +143,7 @@ def _cells(run: Content, widest: Sequence[str], scores: Scores = by_size) -> lis
     for averaged in (False, True):
         known = scores(run, averaged)
         found += [f"{known[size]:.1f}" if size in known else "" for size in widest]
-        found.append(f"{fmean(known.values()):.1f}" if known else "")
+        found.append(f"{fmean(known.values()):.1f}" if len(known) == len(widest) else "")
     return found
 
 
@@ -170,7 +178,8 @@ def costs(found: Found, methods: Sequence[str]) -> str:
     for method in methods:
         run = found.get(f"{method}-seed0")
         for size, cost in (run or {}).get("clients", {}).items():
-            served = next((each for each in run["sizes"] if each["name"] == size), None) if run else None
+            name = sizes_of(run, False).get(size) if run else None
+            served = next((each for each in run["sizes"] if each["name"] == name), None) if run else None
             deployed = [f"{served['params']:,}", f"{served['flops'] / 2e6:,.1f}"] if served else ["", ""]
             down, up = (f"{cost[key] / 1e6:.2f}" for key in ("bytes_down", "bytes_up"))
             rows.append([TITLES[method], size, down, up, f"{cost['training_flops'] / 2e6:,.0f}", *deployed])
@@ -205,16 +214,17 @@ def differences(method: str, finals: Mapping[str, Sequence[Content]], others: Se
 
 def difference(mine: Content, theirs: Content, averaged: bool) -> str:
     """The mean difference over clients, and the middle 95 % of it when clients are drawn again."""
-    gap = 100 * (np.array(_by_client(mine, averaged)) - np.array(_by_client(theirs, averaged)))
+    pairs = zip(_by_client(mine, averaged), _by_client(theirs, averaged), strict=True)
+    gap = 100 * np.array([ours - other for ours, other in pairs if ours is not None and other is not None])
     draws = np.random.default_rng(0).integers(0, len(gap), (10_000, len(gap)))
     low, high = np.percentile(gap[draws].mean(1), [2.5, 97.5])
     return f"{gap.mean():+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def _by_client(run: Content, averaged: bool) -> list[float]:
-    """Every client's own test accuracy, mean over sizes."""
+def _by_client(run: Content, averaged: bool) -> list[float | None]:
+    """Every client's own test accuracy, mean over sizes; None for a client without tests."""
     columns = [run["client_scores"][name] for name in sizes_of(run, averaged).values()]
-    return [fmean(scores) for scores in zip(*columns, strict=True)]
+    return [None if None in scores else fmean(scores) for scores in zip(*columns, strict=True)]
 
 
 def times(finals: Mapping[str, Sequence[Content]]) -> str:

@@ -28,8 +28,6 @@ class Shown:
     title: str
     text: Callable[[Options], str]
     others: Sequence[str] = ()
-    further: Sequence[str] = ()
-    """Files beside it whose content follows."""
 
     @property
     def scales(self) -> list[Options]:
@@ -49,9 +47,7 @@ EXPERIMENTS: Mapping[str, Shown] = {
     ),
     "nested": Shown(_at(nested), "Nested: submodels that are really smaller, against masks", nested_report.text),
     "salient_parameters": Shown(_at(salient_parameters), "Salient parameters first", salient_report.text),
-    "post_training": Shown(
-        _at(post_training), "After training: submodels of one checkpoint", post_report.text, further=("search.md",)
-    ),
+    "post_training": Shown(_at(post_training), "After training: submodels of one checkpoint", post_report.text),
     "system_heterogeneity": Shown(_at(system_heterogeneity), "Five fleets, from Raspberry Pis to GPUs", system_report.text),
 }
 
@@ -60,11 +56,15 @@ def tables() -> Iterator[tuple[Path, str]]:
     """Every file that holds tables, and what it should hold."""
     for shown in EXPERIMENTS.values():
         for options in shown.scales:
-            text = shown.text(options)
-            yield options.out / "table.md", text
-            readme = options.out / "README.md"
-            if readme.is_file():
-                yield readme, filled(readme.read_text(encoding="utf-8"), text)
+            yield options.out / "table.md", shown.text(options)
+        readme = shown.place / "README.md"
+        yield readme, filled(readme.read_text(encoding="utf-8"), "\n\n".join(_tables(shown)) + "\n")
+
+
+def _tables(shown: Shown) -> list[str]:
+    """The tables of every scale that has some."""
+    found = [(SCALES[options.scale], shown.text(options).strip()) for options in shown.scales]
+    return [f"{words}{text}" for words, text in found if text] or ["Nothing yet."]
 
 
 def page() -> str:
@@ -73,13 +73,7 @@ def page() -> str:
 
 
 def _section(name: str, shown: Shown) -> str:
-    parts = [
-        f"## {shown.title}",
-        f"Question, command and what it means: [experiments/{name}](../experiments/{name}/README.md).",
-    ]
-    for options in shown.scales:
-        note = SCALES[options.scale]
-        parts.append(f"{note}{shown.text(options).strip()}")
-        parts += [f"![{path.stem}](../{path.relative_to(ROOT).as_posix()})" for path in sorted(options.out.glob("*.png"))]
-    parts += [(shown.place / further).read_text(encoding="utf-8").strip() for further in shown.further]
-    return "\n\n".join(parts)
+    about = f"Question, command and what it means: [experiments/{name}](../experiments/{name}/README.md)."
+    drawn = [path for options in shown.scales for path in sorted(options.out.glob("*.png"))]
+    plots = [f"![{path.stem}](../{path.relative_to(ROOT).as_posix()})" for path in drawn]
+    return "\n\n".join([f"## {shown.title}", about, *_tables(shown), *plots])

@@ -17,6 +17,17 @@ from raffm.models.load import Kind, place_of, trainable
 from raffm.models.surgery import assembled
 from raffm.seeds import generator
 
+TINY_BERT = {"name": "bert:tiny", "vocab_size": 30522, "max_position_embeddings": 64, "intermediate_size": 256}
+"""A model that takes MiniLM's tokens, so small that it shows only that something runs."""
+
+
+def is_missing(source: str) -> bool:
+    """Whether a data set is not there; says so."""
+    missing = not (data_folder() / source).is_dir()
+    if missing:
+        print(f"left out: there is no {str(data_folder() / source)!r}; set RAFFM_DATA to where {source} is.")
+    return missing
+
 
 def few(source: str, into: Path, **counts: int) -> str:
     """A folder with the first rows of some parts of a data set: `few("cifar10", place, train=9000, test=2000)`."""
@@ -29,7 +40,8 @@ def few(source: str, into: Path, **counts: int) -> str:
     for part, count in counts.items():
         if not (place / f"{part}.parquet").is_file():
             table = parquet.read_table(data_folder() / source / f"{part}.parquet")
-            parquet.write_table(table.slice(0, count), place / f"{part}.parquet")
+            parquet.write_table(table.slice(0, count), place / f"{part}.part")
+            (place / f"{part}.part").rename(place / f"{part}.parquet")
     return str(place)
 
 
@@ -86,10 +98,10 @@ def random_ranking(elastic: RaFFM, purpose: str) -> Ranking:
 
 def arranged(place: Path, name: str, kind: Kind, classes: int, shape: tuple[int, ...] = (), arrange: Arrange = as_it_is) -> str:
     """A folder with a pretrained model, arranged, and with what its inputs are made by."""
-    if not place.is_dir():
+    if not (place / "model.safetensors").is_file():
         model = arrange(RaFFM(trainable(name, kind, classes, shape)))
-        RaFFM(model).save_ckpt(place)
+        place.mkdir(parents=True, exist_ok=True)
         for path in Path(place_of(name)).glob("*.json"):
-            if not (place / path.name).exists():
-                (place / path.name).write_bytes(path.read_bytes())
+            (place / path.name).write_bytes(path.read_bytes())
+        RaFFM(model).save_ckpt(place)  # whole, and the last: it says that the folder is complete
     return str(place)

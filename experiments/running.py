@@ -45,45 +45,53 @@ class Runs:
         return self._known(name, settings) or self._trained(name, settings)
 
     def trained(self, name: str, content: Content) -> Path:
-        """The folder of a run with its weights, from before, or from training it now to its end."""
-        settings = read_settings(content)
-        if not (self.folder / name / RESULTS).is_file():
+        """The folder of a run with its weights, from before, or from training it now; results that are known stay."""
+        settings, place = read_settings(content), self.folder / name
+        if (place / RESULTS).is_file():
+            _refuse_others(place / RESULTS, settings)
+        else:
             self._trained(name, settings)
-        return self.folder / name
+        return place
 
     def _trained(self, name: str, settings: Settings) -> dict[str, Any]:
-        place = self.folder / name
         plan = plan_of(settings)
         costs = client_costs(plan)
+        place = self.folder / name
         with Display(settings.rounds) as display:
             found = run_as(settings, plan, place, (place / "checkpoint").is_dir(), display)
-        path = self.results / f"{name}.json"
-        write_plainly(path, {"where": where(), "clients": costs, **found.results.to_json()})
-        return read_json(path)
+        known = self._known(name, settings)
+        if known is None:
+            known = {"where": where(), "clients": costs, **found.results.to_json()}
+            write_plainly(self.results / f"{name}.json", known)
+        return known
 
     def _known(self, name: str, settings: Settings) -> dict[str, Any] | None:
         own = self.results / f"{name}.json"
         if own.is_file():
-            found = read_json(own)
-            if not is_asked_for(found, settings):
-                raise SystemExit(
-                    f"{str(own)!r} was found with other settings than are asked for now. Move it away to run it anew."
-                )
-            return found
+            return _refuse_others(own, settings)
         shared = (found for folder in self.others for found in found_in(folder).values() if "run" in found)
         return next((found for found in shared if is_asked_for(found, settings)), None)
 
 
+def _refuse_others(path: Path, settings: Settings) -> dict[str, Any]:
+    """The results of a file, which must be those of a run with some settings."""
+    found = read_json(path)
+    if not is_asked_for(found, settings):
+        raise SystemExit(f"{str(path)!r} was found with other settings than those asked for now. Move it away to run anew.")
+    return found
+
+
 def is_asked_for(found: Content, settings: Settings) -> bool:
     """Whether results are those of a run with some settings, wherever it ran, its model and its data lay."""
-    return _essential(read_settings(found["run"])) == _essential(settings)
+    return essential(found["run"]) == essential(settings.to_json())
 
 
-def _essential(settings: Settings) -> dict[str, Any]:
-    content = json.loads(json.dumps(settings.to_json()))
+def essential(content: Content) -> dict[str, Any]:
+    """What tells a run from others: its settings but for places, how it ran, and how often it was saved."""
+    settings = json.loads(json.dumps(read_settings(content).to_json()))
     for section, key in (("model", "name"), ("data", "source"), ("data", "tokenizer")):
-        content[section][key] = Path(content[section][key]).name
-    return {key: entry for key, entry in content.items() if key not in ("backend", "save")}
+        settings[section][key] = Path(settings[section][key]).name
+    return {key: entry for key, entry in settings.items() if key not in ("backend", "save")}
 
 
 def write_plainly(path: Path, content: Content) -> None:
@@ -94,11 +102,20 @@ def write_plainly(path: Path, content: Content) -> None:
     fresh.replace(path)
 
 
-def kept(path: Path, make: Callable[[], Content]) -> dict[str, Any]:
-    """What lies at a path, or is made now and put there, with where it was made."""
+def kept(path: Path, about: Content, make: Callable[[], Content]) -> dict[str, Any]:
+    """What lies at a path, or is made now and put there, with where it was made.
+
+    `about` is what it follows from, such as a run's settings: what was made from something else is refused.
+    """
+    plain = json.loads(json.dumps(about))
     if not path.is_file():
-        write_plainly(path, {"where": where(), **make()})
-    return read_json(path)
+        write_plainly(path, {"where": where(), "about": plain, **make()})
+    found = read_json(path)
+    if found["about"] != plain:
+        raise SystemExit(
+            f"{str(path)!r} was made from something else than what is asked for now. Move it away to make it anew."
+        )
+    return found
 
 
 @cache

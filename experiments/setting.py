@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.comparing import mean_of
+from experiments.options import SMOKE_NOTE
 from experiments.running import Content, Runs, changed
 from raffm.settings import read_file
 
@@ -65,6 +66,13 @@ CPU: Content = {
     "evaluate": {"every": 20, "last": 1, "batch": 500},
     "backend": {"name": "pooled", "precision": "float32"},
 }
+
+NOTES = {
+    "smoke": SMOKE_NOTE,
+    "cpu": "A ResNet of a quarter of the widths and half of the blocks, three sizes, 40 steps, 60 rounds, one rate.",
+    "full": "",
+}
+"""What tables begin with."""
 
 CHANGES: Mapping[str, Content] = {"full": {}, "cpu": CPU, "smoke": SMOKE}
 

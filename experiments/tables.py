@@ -26,16 +26,15 @@ def joined(parts: Iterable[str]) -> str:
 def filled(readme: str, text: str) -> str:
     """A README with its results' part filled."""
     inside = re.compile(f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}", re.DOTALL)
+    if not inside.search(readme):
+        raise ValueError(f"a README has no place for results: {MARKS[0].strip()} and {MARKS[1].strip()}.")
     return inside.sub(lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", readme)
 
 
 def write_report(out: Path, text: str, figures: Mapping[str, Any]) -> None:
-    """Write `table.md`, the plots, and the results' part of the README, where there is one."""
+    """Write `table.md` and the plots; `make docs` puts the tables into READMEs and on the page of results."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text, encoding="utf-8")
     for name, figure in figures.items():
         save(figure, out / f"{name}.png")
-    readme = out / "README.md"
-    if readme.is_file():
-        readme.write_text(filled(readme.read_text(encoding="utf-8"), text), encoding="utf-8")
     print(text)

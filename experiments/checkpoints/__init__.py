@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.options import Options
-from experiments.preparing import arranged, few, minilm
+from experiments.preparing import TINY_BERT, arranged, few, minilm
 from experiments.running import Content, Runs, changed
 from raffm.settings import read_file
 
@@ -72,7 +72,7 @@ def _sst2(scale: str, folder: Path) -> dict[str, Any]:
     base = changed(read_file(HERE / "sst2.toml"), *CHANGES["sst2", scale])
     if scale == "smoke":
         base["data"] |= {"source": few("sst2", folder, train=300, validation=100), "tokenizer": minilm()}
-        base["model"] = {"name": "bert:tiny", "vocab_size": 30522, "max_position_embeddings": 64, "intermediate_size": 256}
+        base["model"] = dict(TINY_BERT)
     else:
         place = arranged(folder / "minilm", minilm(), "text", 2)
         base["data"]["tokenizer"], base["model"] = place, {"name": place}

@@ -8,6 +8,8 @@ python -m experiments.fiarse_table --what report                              # 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from experiments.comparing import said
 from experiments.fiarse_table import report
 from experiments.fiarse_table.catalogue import UNSEEN, Catalogue
 from experiments.options import Options, options_of, parser_of
-from experiments.running import Runs, kept
-from experiments.setting import METHODS, finals, rate_of
+from experiments.running import Content, essential, kept
+from experiments.setting import METHODS, PROTOTYPE, finals, rate_of
 from raffm.errors import RaffmError
 from raffm.measure import measured
 from raffm.prepare import reopened
+from raffm.report.folder import RESULTS
 
 HERE = Path(__file__).parent
 
@@ -33,7 +36,8 @@ def main() -> None:
     given = parser.parse_args()
     options = options_of(given, HERE, report.SHARED)
     asked = [part for part in (("final",) if options.scale == "cpu" else PARTS) if part in options.what]
-    rates = {method: rate_of(options.runs, options.scale, method) for method in given.methods} if asked else {}
+    is_tuned = bool(set(asked) - {"habits", "published"})  # these have the published rate
+    rates = {method: rate_of(options.runs, options.scale, method) if is_tuned else PROTOTYPE for method in given.methods}
     catalogue = Catalogue(options.scale, rates)
     for part in (part for part in asked if part not in ("rates", "unseen")):
         for name, content in getattr(catalogue, part)().items():
@@ -47,25 +51,30 @@ def main() -> None:
 def unseen(options: Options, method: str, rate: float) -> None:
     """A method's first final model at sizes that it was trained for and others; its weights must be there, or are trained."""
     name, content = next(iter(finals(options.scale, method, rate).items()))
-    trained_there = Runs(Path("runs") / f"nested-{options.scale}", options.runs.results)
-    runs = trained_there if (trained_there.folder / name / "results.json").is_file() else options.runs
     sizes = UNSEEN[:3] if options.scale == "smoke" else UNSEEN
+    path = options.runs.results / f"unseen-{method}.json"
+    kept(path, {"run": essential(content), "sizes": sizes}, lambda: _at_sizes(_weights(options, name, content), sizes))
 
-    def tested() -> dict[str, Any]:
-        folder = runs.trained(name, content)
-        found: dict[str, Any] = {"sizes": {}, "costs": {}, "refused": {}}
-        for size in sizes:
-            try:
-                plan, saved = reopened(folder, (size,), is_last=True)
-                one = measured(plan, saved.round, is_timed=False).to_json()
-            except RaffmError as error:
-                found["refused"][f"{size:g}"] = str(error)
-                continue
-            found["sizes"] |= one["sizes"]
-            found["costs"] |= one["costs"]
-        return found
 
-    kept(options.runs.results / f"unseen-{method}.json", tested)
+def _weights(options: Options, name: str, content: Content) -> Path:
+    """The folder of a finished run, also of one that another experiment left here."""
+    left = [Path("runs") / f"{other}-{options.scale}" / name for other in report.SHARED if options.scale == "full"]
+    there = [place for place in left if (place / RESULTS).is_file()]
+    runs = replace(options.runs, folder=there[0].parent) if there else options.runs
+    return runs.trained(name, content)
+
+
+def _at_sizes(folder: Path, sizes: Sequence[float]) -> dict[str, Any]:
+    """All sizes at once, or, where one is refused, one by one."""
+    try:
+        plan, saved = reopened(folder, tuple(sizes), is_last=True)
+        found = measured(plan, saved.round, is_timed=False).to_json()
+        return {"sizes": found["sizes"], "costs": found["costs"], "refused": {}}
+    except RaffmError as error:
+        if len(sizes) == 1:
+            return {"sizes": {}, "costs": {}, "refused": {f"{sizes[0]:g}": str(error)}}
+    each = [_at_sizes(folder, (size,)) for size in sizes]
+    return {key: {name: entry for found in each for name, entry in found[key].items()} for key in each[0]}
 
 
 if __name__ == "__main__":

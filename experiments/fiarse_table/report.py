@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,16 +14,16 @@ from experiments.comparing import (
     costs,
     differences,
     known,
+    last_by_size,
     local_by_size,
-    mean_of,
     rates,
     seeds_of,
     single,
 )
 from experiments.fiarse_table.catalogue import HABITS
-from experiments.options import SMOKE_NOTE, Options
+from experiments.options import Options
 from experiments.running import Content, found_in
-from experiments.setting import METHODS, RATES
+from experiments.setting import METHODS, NOTES, PROTOTYPE, RATES
 from experiments.tables import joined, table, write_report
 from raffm.report.comparison_plots import by_client
 from raffm.report.drawing import COLOURS, figure_of, look_of
@@ -32,12 +32,6 @@ from raffm.rounds.results import Results, from_json
 SHARED = ("nested",)
 """Experiments whose runs are taken where they are the same."""
 
-NOTES = {
-    "smoke": SMOKE_NOTE,
-    "cpu": "A ResNet of a quarter of the widths and half of the blocks, three sizes, 40 steps, 60 rounds, one rate.",
-    "full": "",
-}
-
 PUBLISHED = {
     "cifar10": {"heterofl": (68.88, 66.05), "fedrolex": (67.18, 65.98), "scalefl": (72.10, 67.37), "fiarse": (77.04, 73.75)},
     "cifar100": {"heterofl": (31.75, 30.67), "fedrolex": (31.67, 29.89), "scalefl": (39.69, 37.56), "fiarse": (41.76, 38.63)},
@@ -45,7 +39,22 @@ PUBLISHED = {
 }
 """Local and global accuracy after 800 rounds (texts: RoBERTa, 300), read from the figure in FIARSE's repository."""
 
-SOURCES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "texts": "AG News"}
+COLUMNS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "cifar10": (
+        "CIFAR-10",
+        {
+            "ours, honest, 200 rounds": "{}",
+            "ours, honest, 800 rounds": "long-{}",
+            "ours, as published, 800 rounds": "published-{}",
+        },
+    ),
+    "cifar100": ("CIFAR-100", {"ours, honest, 200 rounds": "cifar100-{}"}),
+    "texts": ("AG News", {"ours, honest: MiniLM, the subset, three sizes, 50 rounds": "texts-{}"}),
+}
+"""Our runs that stand next to published figures."""
+
+FULL_ONLY = ("fedavg", "fedavg-capable")
+"""Methods that serve one size alone: their means are those of others' largest size."""
 
 UNSEEN_AT_256 = {"heterofl": 18.0, "fedrolex": 12.0, "scalefl": 33.0, "fiarse": 47.0}
 """Published global accuracy at 1/256, read from a figure, within a point."""
@@ -53,8 +62,8 @@ UNSEEN_AT_256 = {"heterofl": 18.0, "fedrolex": 12.0, "scalefl": 33.0, "fiarse": 
 WORDS = {
     "none": "none: tested honestly",
     "split": "clients' tests unrelated to their training data",
-    "transform": "test images cropped and mirrored",
-    "order": "batches in one order",
+    "transform": "images of clients' tests cropped and mirrored",
+    "order": "examples in one order in training",
     "norms": "norms by test batches",
     "all": "all four",
 }
@@ -77,7 +86,7 @@ def text(options: Options) -> str:
             "CIFAR-10, local: mean over the clients of a size on their own tests, last evaluation", finals, local_by_size
         ),
         *(_published(found, source) for source in PUBLISHED),
-        differences("fiarse", finals, [method for method in METHODS if method != "fiarse"]),
+        differences("fiarse", finals, [method for method in METHODS if method not in ("fiarse", *FULL_ONLY)]),
         single("800 rounds (seed 0)", known({TITLES[name]: found.get(f"long-{name}") for name in METHODS})),
         single("CIFAR-100, 200 rounds (seed 0)", known({TITLES[name]: found.get(f"cifar100-{name}") for name in METHODS})),
         _habits(found),
@@ -94,44 +103,53 @@ def _found(options: Options) -> Found:
 
 
 def _published(found: Found, source: str) -> str:
-    """The published means next to ours."""
-    columns = {"ours, honest": f"{source}-{{}}"}
-    if source == "cifar10":
-        columns = {
-            "ours, honest": "{}-seed0",
-            "ours, honest, 800 rounds": "long-{}",
-            "ours, as published, 800 rounds": "published-{}",
-        }
+    """The published means next to ours, which are means over the seeds that are there."""
+    title, columns = COLUMNS[source]
     rows = []
     for method, (local, whole) in PUBLISHED[source].items():
-        runs = [found.get(name.format(method)) for name in columns.values()]
-        if any(runs):
-            rows.append([TITLES[method], f"{local:.2f} / {whole:.2f}", *map(_local_and_global, runs)])
-    title = f"{SOURCES[source]}: local / global accuracy, means over sizes, next to the published ones"
-    return table(title, ["", "published", *columns], rows) if rows else ""
+        cells = [_local_and_global(_runs(found, name.format(method))) for name in columns.values()]
+        if any(cells):
+            rows.append([TITLES[method], f"{local:.2f} / {whole:.2f}", *cells])
+    words = f"{title}: local / global accuracy next to the published ones (means over sizes and seeds, last evaluation)"
+    return table(words, ["", "published", *columns], rows) if rows else ""
 
 
-def _local_and_global(run: Content | None) -> str:
-    return "" if run is None else f"{_local(run):.2f} / {mean_of(run):.2f}"
+def _runs(found: Found, name: str) -> list[Content]:
+    return [found[name]] if name in found else seeds_of(found, name)
+
+
+def _local_and_global(runs: Sequence[Content]) -> str:
+    if not runs:
+        return ""
+    several = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+    return f"{fmean(map(_local, runs)):.2f} / {fmean(map(_global, runs)):.2f}{several}"
 
 
 def _local(run: Content) -> float:
     return fmean(local_by_size(run).values())
 
 
+def _global(run: Content) -> float:
+    return fmean(last_by_size(run).values())
+
+
 def _habits(found: Found) -> str:
-    runs = {name: found.get(f"habit-{name}") for name in ("none", *HABITS, "all")}
-    runs["none"] = runs["none"] or found.get("fiarse-at0.1-seed0")
-    there = {name: run for name, run in runs.items() if run is not None}
-    if not {"none"} < set(there):
+    honest = _honest(found)
+    there = known({name: found.get(f"habit-{name}") for name in (*HABITS, "all")})
+    if honest is None or not there:
         return ""
-    honest = there["none"]
     rows = []
-    for name, run in there.items():
-        gaps = [f"{score(run) - score(honest):+.1f}" for score in (_local, mean_of)]
-        rows.append([WORDS[name], _local_and_global(run), *gaps])
-    title = f"Habits of the published code, each alone: FIARSE, {len(honest['rounds'])} rounds, rate 0.1 (seed 0)"
-    return table(title, ["habit", "local / global", "effect on local", "effect on global"], rows)
+    for name, run in {"none": honest, **there}.items():
+        gaps = [f"{score(run) - score(honest):+.1f}" for score in (_local, _global)]
+        rows.append([WORDS[name], _local_and_global([run]), *gaps])
+    title = f"Habits of the published code, each alone: FIARSE, {len(honest['rounds'])} rounds, rate {PROTOTYPE} (seed 0)"
+    return table(title, ["habit", "local / global, last evaluation", "effect on local", "effect on global"], rows)
+
+
+def _honest(found: Found) -> Content | None:
+    """FIARSE at the published rate: a run of its own, or one that another experiment has."""
+    several = (found.get(name) for name in ("habit-none", f"fiarse-at{PROTOTYPE}-seed0", "fiarse-seed0"))
+    return next((run for run in several if run is not None and run["run"]["local"]["lr"] == PROTOTYPE), None)
 
 
 def _unseen(found: Found) -> str:
@@ -145,7 +163,7 @@ def _unseen(found: Found) -> str:
         published = UNSEEN_AT_256.get(method)
         cells = [f"{100 * scores[size]:.1f}" if size in scores else "-" for size in sizes]
         rows.append([TITLES[method], *cells, "" if published is None else f"{published:.0f}"])
-    title = "Sizes that nobody trained, and those that were: global accuracy of the last model after 200 rounds (seed 0)"
+    title = "Sizes that nobody trained, and those that were: global accuracy of the last model (seed 0)"
     return table(title, ["", *sizes, "published at 1/256, 800 rounds"], rows)
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.preparing import arranged, few, minilm, salient_first
+from experiments.preparing import TINY_BERT, arranged, few, is_missing, minilm, salient_first
 from experiments.running import Content, changed
 from experiments.setting import COMPARED, METHODS, PROTOTYPE, REFERENCES, base_of, finals, with_method
-from raffm.data.rows import data_folder
 from raffm.devices.balance import Widths
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import size_name
@@ -119,14 +118,12 @@ class Scale:
 
     def texts(self) -> dict[str, Content]:
         """MiniLM on the AG News subset, its indices in the order of their salience."""
-        if not (data_folder() / "ag_news").is_dir():
-            print(f"no texts: there is no {str(data_folder() / 'ag_news')!r}; set RAFFM_DATA to where ag_news is.")
+        if is_missing("ag_news"):
             return {}
         base, model = read_file(HERE / "texts.toml"), minilm()
         if self.is_smoke:
-            model_of = {"name": "bert:tiny", "vocab_size": 30522, "max_position_embeddings": 64, "intermediate_size": 256}
             data = {"source": few("ag_news", self.folder, train=300, test=100), "clients": 12, "tokenizer": model}
-            base = changed(base, {"rounds": 1, "model": model_of, "data": data, **_SMALL})
+            base = changed(base, {"rounds": 1, "model": TINY_BERT, "data": data, **_SMALL})
         else:
             base["model"] = {"name": self._in_order(model, "text")}
         runs = {name: changed(base, {"method": method}) for name, method in PRETRAINED.items()}

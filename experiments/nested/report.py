@@ -17,9 +17,9 @@ from experiments.comparing import (
     times,
 )
 from experiments.nested.catalogue import ABLATION, LINES
-from experiments.options import SMOKE_NOTE, Options
+from experiments.options import Options
 from experiments.running import Content, found_in
-from experiments.setting import COMPARED, RATES
+from experiments.setting import COMPARED, NOTES, RATES
 from experiments.tables import joined, write_report
 
 WITHOUT = {
@@ -30,13 +30,6 @@ WITHOUT = {
     "teacher": "the teacher alone (a = 1)",
     "one": "one drawn shape a step",
     "spp": "indices ranked by SPP",
-}
-
-
-NOTES = {
-    "smoke": SMOKE_NOTE,
-    "cpu": "A ResNet of a quarter of the widths and half of the blocks, three sizes, 40 steps, 60 rounds, one rate.",
-    "full": "",
 }
 
 

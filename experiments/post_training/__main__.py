@@ -16,10 +16,10 @@ from typing import Any
 from experiments import checkpoints
 from experiments.options import Options, options_of, parser_of
 from experiments.post_training import report
-from experiments.running import kept
+from experiments.preparing import is_missing
+from experiments.running import essential, kept
 from experiments.submodels import Subject
 from raffm.pick import space_of
-from raffm.search.judge import own_metric
 
 HERE = Path(__file__).parent
 
@@ -34,23 +34,30 @@ PARTS = ("vit", "sst2", "half")
 def main() -> None:
     """Test what is asked for and missing, then write the tables and plots."""
     options = options_of(parser_of(__doc__, PARTS).parse_args(), HERE)
-    for part in (part for part in options.what if part in PARTS):
-        make = report.half_of_vit_base if part == "half" else lambda part=part: submodels(options, part)
-        kept(options.runs.results / f"{part}.json", make)
+    for name in (part for part in options.what if part in ("vit", "sst2")):
+        submodels(options, name)
+    if "half" in options.what:
+        kept(options.runs.results / "half.json", {"params": report.HALF}, report.half_of_vit_base)
     if "report" in options.what:
         report.write(options)
 
 
-def submodels(options: Options, name: str) -> dict[str, Any]:
+def submodels(options: Options, name: str) -> None:
     """The full model, RaFFM's smallest one, and random ones of all sizes, of the checkpoint with salient parameters first."""
+    if name == "sst2" and is_missing("sst2"):
+        return
     runs = checkpoints.runs_of(options)
-    run = runs.trained(f"{name}-spp", checkpoints.contents(options.scale, runs.folder, name)[f"{name}-spp"])
-    subject = Subject.of(run, "l1_norm", TESTED[options.scale])
-    space = space_of(subject.judge.plan, None)
-    assert own_metric(subject.judge.plan) == "l1_norm", "submodels are cut as they were trained"
-    shapes = [{}, space.smallest(), *subject.drawn(space, DRAWN[options.scale])]
-    full, smallest, *others = subject.tested(shapes, f"submodels, {name}")
-    return {"test": len(subject.test), "full": full, "smallest": smallest, "submodels": others}
+    content = checkpoints.contents(options.scale, runs.folder, name)[f"{name}-spp"]
+    drawn, most = DRAWN[options.scale], TESTED[options.scale]
+
+    def tested() -> dict[str, Any]:
+        subject = Subject.of(runs.trained(f"{name}-spp", content), "l1_norm", most)
+        space = space_of(subject.judge.plan, None)
+        shapes = [{}, space.smallest(), *subject.drawn(space, drawn)]
+        full, smallest, *others = subject.tested(shapes, f"submodels, {name}")
+        return {"test": len(subject.test), "full": full, "smallest": smallest, "submodels": others}
+
+    kept(options.runs.results / f"{name}.json", {"run": essential(content), "drawn": drawn, "most": most}, tested)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from experiments.options import SMOKE_NOTE, Options
+from experiments.post_training.search import summary
+from experiments.post_training.search import table as compared
 from experiments.running import Content, found_in
 from experiments.tables import joined, table, write_report
 from raffm.algebra.selection import Selection
 from raffm.devices.cost import CostModel
 from raffm.elastic import RaFFM
+from raffm.measure import WITH, WITHOUT
+from raffm.models.files import read_json
 from raffm.report.drawing import figure_of, look_of
+
+HERE = Path(__file__).parent
 
 TITLES = {"vit": "ViT, CIFAR-10", "sst2": "MiniLM, SST-2"}
 
@@ -33,6 +40,9 @@ PUBLISHED = (
 )
 """Which model, where from, millions of parameters, those of the full model (ViT-base, BERT-base), and the accuracy."""
 
+HALF = 45_000_000
+"""Parameters of the half of ViT-base that a published claim is about."""
+
 NEAR = 0.03
 """Submodels whose part of the parameters is this close stand beside a published one."""
 
@@ -47,7 +57,28 @@ def text(options: Options) -> str:
     """All tables."""
     known, half = _known(options), found_in(options.runs.results).get("half")
     bins = [_bins(name, content) for name, content in known.items()]
-    return joined([NOTES[options.scale], *bins, _published(known), _half(half)])
+    earlier = [_searched(), _cut()] if options.scale == "full" else []
+    return joined([NOTES[options.scale] if known else "", *bins, _published(known), _half(half), *earlier])
+
+
+def _searched() -> str:
+    """What `search.py` found."""
+    return (
+        f"### A search against as many random submodels\n\n{compared(summary(read_json(HERE / 'search.json')['rows']))}".strip()
+    )
+
+
+def _cut() -> str:
+    """What `raffm evaluate` found at some sizes, with and without SPP."""
+    content = read_json(HERE / "sizes.json")
+    sizes = {name.partition(" ")[0]: None for name in content["sizes"]}
+    rows = []
+    for size in sizes:
+        whole = content["sizes"][size]["test"]["accuracy"]
+        both = [content["sizes"].get(f"{size} {view}", {"test": {"accuracy": whole}}) for view in (WITH, WITHOUT)]
+        part = content["costs"][size]["params"] / content["costs"]["1"]["params"]
+        rows.append([f"{part:.0%}", *(f"{100 * each['test']['accuracy']:.1f}" for each in both)])
+    return table("Parts of the ViT, with and without salience, 10,000 test images", ["parameters", WITH, WITHOUT], rows)
 
 
 def _known(options: Options) -> dict[str, Content]:
@@ -59,7 +90,7 @@ def _bins(name: str, content: Content) -> str:
     """Submodels by their part of the parameters, in tenths."""
     rows = [["full", "1", *_row([content["full"]])]]
     for tenth in range(9, -1, -1):
-        inside = [entry for entry in content["submodels"] if tenth <= 10 * entry["fraction"] < tenth + 1]
+        inside = [entry for entry in content["submodels"] if min(9, int(10 * entry["fraction"])) == tenth]
         if inside:
             rows.append([f"{10 * tenth} to {10 * tenth + 10} %", str(len(inside)), *_row(inside)])
     rows.append([f"smallest ({content['smallest']['fraction']:.0%})", "1", *_row([content["smallest"]])])
@@ -96,7 +127,7 @@ def half_of_vit_base() -> dict[str, Any]:
 
     elastic = RaFFM(ViTForImageClassification(ViTConfig(num_labels=10)))
     cost = CostModel(elastic.model, elastic.layout, elastic.table)
-    half, params, config = elastic.fit(max_params=45_000_000)
+    half, params, config = elastic.fit(max_params=HALF)
     del half
     sizes = elastic.layout.sizes
     return {

@@ -63,7 +63,7 @@ SMOKE = Scale(evaluations=12, examples=32, finalists=2, validation=64, test=64)
 
 
 def main() -> None:
-    """Measure what is missing, write it and a table of it."""
+    """Measure what is missing, write it, and show a table of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a trained run")
     parser.add_argument("--smoke", action="store_true", help="few candidates, few examples")
@@ -81,9 +81,7 @@ def main() -> None:
         correct = _correct(judge, picked, test)
         results["rows"].append({"seed": seed, "share": share, "side": side, **picked.to_json(), "correct": _packed(correct)})
         options.out.write_text(json.dumps(results) + "\n", encoding="utf-8")
-    found = table(summary(results["rows"]))
-    options.out.with_suffix(".md").write_text(found, encoding="utf-8")
-    print(found)
+    print(table(summary(results["rows"])))
 
 
 def _begun(path: Path, scale: Scale) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def write(options: Options) -> None:
 def text(options: Options) -> str:
     """All tables."""
     found, federated = _found(options)
-    return joined([NOTES[options.scale], _published(found), _sizes(found), _rounds(federated), _random(found)])
+    published = "" if options.scale == "cpu" else _published(found)  # it stands with the full ones
+    return joined([NOTES[options.scale], published, _sizes(found), _rounds(federated), _random(found)])
 
 
 def _found(options: Options) -> tuple[Found, Found]:
@@ -124,11 +125,12 @@ def _random(found: Found) -> str:
     content, rows = found["random"], []
     for side, title in SIDES.items():
         scores = sorted(100 * entry["accuracy"] for entry in content[side])
-        fifths = [scores[round(part * (len(scores) - 1))] for part in (0, 0.25, 0.75, 1)]
+        others = [scores[round(part * (len(scores) - 1))] for part in (0, 0.25, 0.75, 1)]
         published = {"with": "about 91.3", "without": "about 90.4"}[side]
-        rows.append([title, f"**{median(scores):.1f}**", *(f"{each:.1f}" for each in fifths), published])
+        rows.append([title, f"**{median(scores):.1f}**", *(f"{each:.1f}" for each in others), published])
     count = len(content["with"])
-    title = f"{count} random submodels of MiniLM on SST-2 with {content['budget']:.0%} of its parameters"
+    low, high = content["about"]["budget"]
+    title = f"{count} random submodels of MiniLM on SST-2 with {100 * low:g} to {100 * high:g} % of its parameters"
     head = ["", "median", "least", "lower quartile", "upper quartile", "greatest", "published median (BERT-large)"]
     return table(title, head, rows)
 

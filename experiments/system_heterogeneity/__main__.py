@@ -8,10 +8,11 @@ python -m experiments.system_heterogeneity --what report        # the tables and
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from experiments.options import options_of, parser_of
-from experiments.running import kept
+from experiments.running import essential, kept
 from experiments.system_heterogeneity import report
 from experiments.system_heterogeneity.catalogue import contents, full_size_rounds
 from raffm.devices.profiles import FLEETS
@@ -25,7 +26,8 @@ def main() -> None:
     asked = contents(options.scale, options.runs.folder)
     for fleet in (fleet for fleet in options.what if fleet in asked):
         found = options.runs.of(fleet, asked[fleet])
-        kept(options.runs.results / f"fedavg-{fleet}.json", lambda fleet=fleet: full_size_rounds(asked[fleet]))
+        about = {"run": essential(asked[fleet])}
+        kept(options.runs.results / f"fedavg-{fleet}.json", about, partial(full_size_rounds, asked[fleet]))
         print(f"{fleet}: {100 * report.on_devices(found)[-1]:.2f} % on its devices", flush=True)
     if "report" in options.what:
         report.write(options)

@@ -34,8 +34,9 @@ def write(options: Options) -> None:
 def text(options: Options) -> str:
     """All tables."""
     runs, clocks = _found(options)
-    tables = [_accuracies(runs), _costs(runs, clocks), _times(runs, clocks), _published(runs)] if runs else []
-    return joined([NOTES[options.scale], *tables])
+    if not runs:
+        return ""
+    return joined([NOTES[options.scale], _accuracies(runs), _costs(runs, clocks), _times(runs, clocks), _published(runs)])
 
 
 def _found(options: Options) -> tuple[dict[str, Content], dict[str, Sequence[Content]]]:

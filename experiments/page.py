@@ -30,11 +30,12 @@ class Shown:
     others: Sequence[str] = ()
 
     @property
-    def scales(self) -> list[Options]:
-        """Those that have results; full ones may be borrowed from others."""
-        every = {scale: options_at(self.place, scale, self.others).runs for scale in SCALES}
-        there = [scale for scale, runs in every.items() if runs.results.is_dir() or (scale == "full" and runs.others)]
-        return [options_at(self.place, scale, self.others) for scale in there]
+    def scales(self) -> dict[str, tuple[Options, str]]:
+        """The scales that have tables, with these."""
+        every = {scale: options_at(self.place, scale, self.others) for scale in SCALES}
+        there = {scale: each for scale, each in every.items() if scale == "full" or each.runs.results.is_dir()}
+        found = {scale: (options, self.text(options)) for scale, options in there.items()}
+        return {scale: (options, text) for scale, (options, text) in found.items() if text.strip()}
 
 
 def _at(module: object) -> Path:
@@ -55,16 +56,15 @@ EXPERIMENTS: Mapping[str, Shown] = {
 def tables() -> Iterator[tuple[Path, str]]:
     """Every file that holds tables, and what it should hold."""
     for shown in EXPERIMENTS.values():
-        for options in shown.scales:
-            yield options.out / "table.md", shown.text(options)
+        for options, text in shown.scales.values():
+            yield options.out / "table.md", text
         readme = shown.place / "README.md"
         yield readme, filled(readme.read_text(encoding="utf-8"), "\n\n".join(_tables(shown)) + "\n")
 
 
 def _tables(shown: Shown) -> list[str]:
     """The tables of every scale that has some."""
-    found = [(SCALES[options.scale], shown.text(options).strip()) for options in shown.scales]
-    return [f"{words}{text}" for words, text in found if text] or ["Nothing yet."]
+    return [f"{SCALES[scale]}{text.strip()}" for scale, (_, text) in shown.scales.items()]
 
 
 def page() -> str:
@@ -74,6 +74,6 @@ def page() -> str:
 
 def _section(name: str, shown: Shown) -> str:
     about = f"Question, command and what it means: [experiments/{name}](../experiments/{name}/README.md)."
-    drawn = [path for options in shown.scales for path in sorted(options.out.glob("*.png"))]
+    drawn = [path for options, _ in shown.scales.values() for path in sorted(options.out.glob("*.png"))]
     plots = [f"![{path.stem}](../{path.relative_to(ROOT).as_posix()})" for path in drawn]
     return "\n\n".join([f"## {shown.title}", about, *_tables(shown), *plots])

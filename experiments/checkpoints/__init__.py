@@ -39,7 +39,7 @@ CHANGES: Mapping[tuple[str, str], tuple[Content, ...]] = {
     ("sst2", "full"): (),
     ("sst2", "cpu"): (
         _ON_CPU,
-        {"rounds": 12, "local": {"steps": 10}, "data": {"validation": 0.0}, "evaluate": {"every": 2, "batch": 250}},
+        {"rounds": 8, "local": {"steps": 10}, "data": {"validation": 0.0}, "evaluate": {"every": 2, "batch": 250}},
     ),
     ("sst2", "smoke"): (_SMALL, {"data": {"clients": 12}}),
 }

@@ -25,7 +25,7 @@ TITLES = {"vit": "ViT, CIFAR-10", "sst2": "MiniLM, SST-2"}
 
 NOTES = {
     "smoke": SMOKE_NOTE,
-    "cpu": "Checkpoints of 12 rounds with 8 (ViT) and 10 (MiniLM) local steps; the ViT on 1,000 test images.",
+    "cpu": "Checkpoints of 12 rounds of 8 local steps (ViT) and 8 of 10 (MiniLM); the ViT on 1,000 test images.",
     "full": "",
 }
 

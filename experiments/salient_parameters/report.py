@@ -20,7 +20,7 @@ Found = Mapping[str, Content]
 
 NOTES = {
     "smoke": SMOKE_NOTE,
-    "cpu": "Federated training for 12 rounds of 8 (ViT) and 10 (MiniLM) local steps; the ViT on 2,000 test images.",
+    "cpu": "Federated training for 12 rounds of 8 local steps (ViT) and 8 of 10 (MiniLM); the ViT on 2,000 test images.",
     "full": "",
 }
 

@@ -8,7 +8,7 @@ python -m experiments.fiarse_table --what report                              # 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,16 @@ from raffm.report.folder import RESULTS
 
 HERE = Path(__file__).parent
 
-PARTS = ("rates", "final", "long", "cifar100", "habits", "published", "unseen")
+TRAINED: Mapping[str, Callable[[Catalogue], dict[str, Content]]] = {
+    "final": Catalogue.final,
+    "long": Catalogue.long,
+    "cifar100": Catalogue.cifar100,
+    "habits": Catalogue.habits,
+    "published": Catalogue.published,
+}
+"""Parts that are runs."""
+
+PARTS = ("rates", *TRAINED, "unseen")
 
 
 def main() -> None:
@@ -39,8 +48,8 @@ def main() -> None:
     is_tuned = bool(set(asked) - {"habits", "published"})  # these have the published rate
     rates = {method: rate_of(options.runs, options.scale, method) if is_tuned else PROTOTYPE for method in given.methods}
     catalogue = Catalogue(options.scale, rates)
-    for part in (part for part in asked if part not in ("rates", "unseen")):
-        for name, content in getattr(catalogue, part)().items():
+    for part in (part for part in asked if part in TRAINED):
+        for name, content in TRAINED[part](catalogue).items():
             print(said(name, options.runs.of(name, content)), flush=True)
     for method in rates if "unseen" in asked else ():
         unseen(options, method, rates[method])

@@ -59,24 +59,23 @@ SMOKE: Content = {
 }
 
 CPU: Content = {
-    "rounds": 60,
     "model": {"widths": [16, 32, 64, 128], "depths": [1, 1, 1, 1]},
     "fleet": {"tiers": "1, 1/4, 1/16"},
     "local": {"steps": 40},
-    "evaluate": {"every": 20, "last": 1, "batch": 500},
+    "evaluate": {"every": 10},
     "backend": {"name": "pooled", "precision": "float32"},
 }
 
 NOTES = {
     "smoke": SMOKE_NOTE,
-    "cpu": "A ResNet of a quarter of the widths and half of the blocks, three sizes, 40 steps, 60 rounds, one rate.",
+    "cpu": "A ResNet of a quarter of the widths and half of the blocks, three sizes, 40 local steps, one rate.",
     "full": "",
 }
 """What tables begin with."""
 
 CHANGES: Mapping[str, Content] = {"full": {}, "cpu": CPU, "smoke": SMOKE}
 
-MOST_SEEDS = {"full": 3, "cpu": 2, "smoke": 1}
+MOST_SEEDS = {"full": 3, "cpu": 3, "smoke": 1}
 
 
 def base_of(scale: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
 from statistics import fmean
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from raffm.data.examples import Federation, Parts, Split
 from raffm.data.splits import split
@@ -57,6 +59,39 @@ def test_every_size_is_tested_globally_and_by_every_client(method: str) -> None:
         scores = results.evaluations[-1].sizes[name]
         for part in (scores.test, scores.validation, scores.clients_mean, scores.clients_worst_decile):
             assert list(part) == ["accuracy", "f1_macro", "f1_weighted", "loss"]
+
+
+class Noting(Serial):
+    """A serial backend that notes what it is asked to test."""
+
+    asked: Sequence[Job] = ()
+
+    def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
+        self.asked = (*self.asked, *jobs)
+        return super().predict(jobs)
+
+
+def test_a_submodel_that_several_sizes_get_is_tested_once_as_that_of_the_smallest() -> None:
+    made = plan("smallest-for-all", model=RESNET, fleet="1, 1/4, 1/16")
+    backend = Noting(made)
+    evaluation, by_client = evaluate(made, backend, 1)
+    assert [job.size for job in backend.asked] == [1 / 16]
+    assert list(evaluation.sizes) == list(by_client) == ["1", "1/4", "1/16"]
+    assert evaluation.sizes["1"] == evaluation.sizes["1/4"] == evaluation.sizes["1/16"]
+
+
+def test_every_window_of_a_size_is_tested() -> None:
+    made = plan("fedrolex", model=RESNET, fleet="1, 1/4")
+    backend = Noting(made)
+    evaluate(made, backend, 1)
+    served_shares = {
+        share
+        for several in made.method.serve(made.server, 1, list(made.served.values()))
+        for way in several
+        for share in way.shares
+    }
+    assert len(backend.asked) == len(served_shares) > 2
+    assert {job.share for job in backend.asked} == served_shares
 
 
 @pytest.mark.parametrize(("method", "model"), [("heterofl", VIT), ("raffm", RESNET)])

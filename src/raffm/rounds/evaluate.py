@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raffm.data.examples import Examples
-from raffm.methods.method import Device, Served
+from raffm.methods.method import Device, Served, Share
 from raffm.models.rows import whole as whole_of
 from raffm.rounds.average import AVERAGE, Average
 from raffm.rounds.backend import Backend
@@ -67,13 +67,16 @@ def sizes_of(plan: Plan, costs: Costs) -> tuple[Size, ...]:
 def evaluate(plan: Plan, backend: Backend, round: int) -> tuple[Evaluation, ClientScores]:
     """The scores of all sizes after a round, and the main metric of every client."""
     entries = entries_of(plan, round)
-    tested = list(dict.fromkeys((share, entry.device.size) for entry in entries for share in entry.served.shares))
-    said = dict(zip(tested, backend.predict([Job(share, round, size) for share, size in tested]), strict=True))
-    scores, by_client = {}, {}
+    smallest: dict[Share, float] = {}  # the smallest device of each submodel: all that are larger hold it too
     for entry in entries:
-        several = [said[share, entry.device.size] for share in entry.served.shares]
-        scores[entry.name], by_client[entry.name] = _scores(plan, several)
-    return Evaluation(round, scores), by_client
+        for share in entry.served.shares:
+            smallest[share] = min(entry.device.size, smallest.get(share, 1.0))
+    jobs = [Job(share, round, size) for share, size in smallest.items()]
+    said = dict(zip(smallest, backend.predict(jobs), strict=True))
+    served = dict.fromkeys(entry.served.shares for entry in entries)
+    found = {shares: _scores(plan, [said[share] for share in shares]) for shares in served}
+    scores = {entry.name: found[entry.served.shares][0] for entry in entries}
+    return Evaluation(round, scores), {entry.name: found[entry.served.shares][1] for entry in entries}
 
 
 def evaluate_both(plan: Plan, backend: Backend, round: int, average: Average | None) -> tuple[Evaluation, ClientScores]:

@@ -206,24 +206,34 @@ def differences(method: str, finals: Mapping[str, Sequence[Content]], others: Se
         for mine in finals.get(method, ()):
             seed = mine["run"]["seed"]
             if seed in theirs:
-                cells = [difference(mine, theirs[seed], averaged) for averaged in (False, True)]
+                cells = [difference(mine, theirs[seed], *asked) for asked in ASKED.values()]
                 rows.append([f"{TITLES[method]} against {TITLES[other]}, seed {seed}", *cells])
     title = "Differences at the last evaluation, in points: clients' means over sizes, 95 % by bootstrap over clients"
-    return table(title, ["", "last model", "average"], rows) if rows else ""
+    return table(title, ["", *ASKED], rows) if rows else ""
 
 
-def difference(mine: Content, theirs: Content, averaged: bool) -> str:
+ASKED = {
+    "last model": (False, False),
+    "average": (True, False),
+    "last model, smallest size": (False, True),
+    "average, smallest size": (True, True),
+}
+"""Whether a difference is that of the average, and of the smallest size alone."""
+
+
+def difference(mine: Content, theirs: Content, averaged: bool, smallest: bool = False) -> str:
     """The mean difference over clients, and the middle 95 % of it when clients are drawn again."""
-    pairs = zip(_by_client(mine, averaged), _by_client(theirs, averaged), strict=True)
+    pairs = zip(_by_client(mine, averaged, smallest), _by_client(theirs, averaged, smallest), strict=True)
     gap = 100 * np.array([ours - other for ours, other in pairs if ours is not None and other is not None])
     draws = np.random.default_rng(0).integers(0, len(gap), (10_000, len(gap)))
     low, high = np.percentile(gap[draws].mean(1), [2.5, 97.5])
     return f"{gap.mean():+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def _by_client(run: Content, averaged: bool) -> list[float | None]:
-    """Every client's own test accuracy, mean over sizes; None for a client without tests."""
-    columns = [run["client_scores"][name] for name in sizes_of(run, averaged).values()]
+def _by_client(run: Content, averaged: bool, smallest: bool) -> list[float | None]:
+    """Every client's own test accuracy, mean over sizes, or at the smallest; None for a client without tests."""
+    names = list(sizes_of(run, averaged).values())
+    columns = [run["client_scores"][name] for name in (names[-1:] if smallest else names)]
     return [None if None in scores else fmean(scores) for scores in zip(*columns, strict=True)]
 
 

@@ -1,7 +1,7 @@
 """Nested against masks, prefixes and the small model alone: CIFAR-10 with ResNet-18, and beyond.
 
 python -m experiments.nested --scale smoke                               # minutes on a CPU: all of it, tiny
-python -m experiments.nested --scale cpu                                 # an hour on two cores: four methods, a small ResNet
+python -m experiments.nested --scale cpu                                 # hours on two cores: four methods, a small ResNet
 python -m experiments.nested                                             # hours on a GPU; what is in `results` is not run again
 python -m experiments.nested --what final --methods nested fiarse        # a part of it
 python -m experiments.nested --what report                               # tables and plots from `results`, without a run

@@ -21,6 +21,7 @@ Scores = Callable[..., dict[str, float]]
 
 TITLES = {
     "nested": "nested",
+    "nested-finer": "nested, shapes by 2 channels",
     "fiarse": "FIARSE",
     "smallest-balanced": "smallest for all, balanced",
     "heterofl": "HeteroFL (no scaler, no label mask)",

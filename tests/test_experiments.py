@@ -7,11 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from experiments.nested.catalogue import FINER
 from experiments.running import Runs, changed, found_in
+from experiments.setting import base_of
 from experiments.system_heterogeneity.catalogue import contents
 
 import raffm
 from raffm.data.rows import data_folder
+from raffm.devices.balance import Widths
+from raffm.models.labelled import Labelled
+from raffm.models.load import trainable
 
 
 def run(name: str, folder: Path, *words: str) -> str:
@@ -35,6 +40,14 @@ def test_nested_is_compared_at_a_rate_that_held_out_examples_choose(tmp_path: Pa
     assert (tmp_path / "by_round.png").stat().st_size > 10_000
     again = run("nested", tmp_path, "--what", "final", "--methods", "nested")
     assert "round 1/" not in again, "what is there is not run again"
+
+
+def test_finer_shapes_of_the_small_resnet_are_balanced_by_two_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raffm.devices.balance.STEP", 2)
+    model = {key: entry for key, entry in base_of("cpu")["model"].items() if key != "name"}
+    widths = Widths(Labelled.of(trainable("resnet18", "image", 10, (3, 32, 32), changes=model)))
+    shapes = widths.chain([None, widths.budget(1 / 4), widths.budget(1 / 16)])
+    assert [list(shape) for shape in shapes[1:]] == list(FINER.values())
 
 
 def test_a_run_that_was_found_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def main() -> None:
     is_tuned = set(options.what) & {"rates", "final", "beside", "ablation", "compute", "cifar100"}
     methods = [method for method in given.methods if scale.name != "cpu" or method in COMPARED]
     rates = {method: rate_of(runs, scale.name, method) for method in methods} if is_tuned else {}
-    parts = options.what if options.scale != "cpu" else ["final"]
+    parts = options.what if options.scale != "cpu" else ["final", "finer"]
     for name, content in asked_for(scale, rates, parts).items():
         print(said(name, runs.of(name, content)), flush=True)
     if "report" in options.what:
@@ -47,6 +47,8 @@ def asked_for(scale: Scale, rates: Mapping[str, float], parts: Sequence[str]) ->
     for method, rate in rates.items():
         found |= finals(scale.name, method, rate) if "final" in parts else {}
         found |= scale.beside(method, rate) if "beside" in parts else {}
+    if "finer" in parts and "nested" in rates:
+        found |= scale.finer(rates["nested"])
     if "ablation" in parts and "nested" in rates:
         found |= scale.ablation(rates["nested"])
     if "compute" in parts:

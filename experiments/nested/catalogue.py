@@ -38,6 +38,10 @@ LONGER = 1.32
 
 SIZES = (1.0, 1 / 4, 1 / 16, 1 / 64)
 
+FINER: Content = {"1/4": [16, 32, 36, 44], "1/16": [12, 18, 14, 20]}
+"""Balanced shapes of a CPU's small ResNet by 2 channels. By 8, which leave its first stage two sizes, the smallest is
+(8, 24, 8, 24): the greatest product, but a stage of 8 channels after one of 24."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -72,6 +76,12 @@ class Scale:
         """Nested without one of its ideas, or with another in its place."""
         named = {name: {**METHODS["nested"], **switches} for name, switches in ABLATION.items()}
         return {f"ablation-{name}": changed(self.base, with_method(method, rate)) for name, method in named.items()}
+
+    def finer(self, rate: float) -> dict[str, Content]:
+        """On a CPU: nested on shapes by fewer channels."""
+        method = {**METHODS["nested"], "shapes": dict(FINER)}
+        named = finals(self.name, "nested", rate) if self.name == "cpu" else {}
+        return {name.replace("-seed", "-finer-seed"): changed(content, {"method": method}) for name, content in named.items()}
 
     def longer(self, rate: float) -> dict[str, Content]:
         """HeteroFL with as many multiply-adds as nested on its shapes."""

@@ -47,10 +47,11 @@ def text(options: Options) -> str:
 
 def _parts(found: Found) -> list[str]:
     finals = {method: seeds_of(found, method) for method in LINES}
+    finer = {"nested-finer": seeds_of(found, "nested-finer")}
     beside = {method: seeds_of(found, f"{method}-at0.1") for method in LINES}
     return [
         rates(found, LINES, RATES),
-        accuracies("CIFAR-10: accuracy in percent on the test set, mean of the last evaluations", finals),
+        accuracies("CIFAR-10: accuracy in percent on the test set, mean of the last evaluations", finals | finer),
         accuracies("The same at the rate 0.1, where another was found", beside),
         costs(found, LINES),
         differences("nested", finals, COMPARED[1:]),

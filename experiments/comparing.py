@@ -222,7 +222,7 @@ ASKED = {
 """Whether a difference is that of the average, and of the smallest size alone."""
 
 
-def difference(mine: Content, theirs: Content, averaged: bool, smallest: bool = False) -> str:
+def difference(mine: Content, theirs: Content, averaged: bool, smallest: bool) -> str:
     """The mean difference over clients, and the middle 95 % of it when clients are drawn again."""
     pairs = zip(_by_client(mine, averaged, smallest), _by_client(theirs, averaged, smallest), strict=True)
     gap = 100 * np.array([ours - other for ours, other in pairs if ours is not None and other is not None])

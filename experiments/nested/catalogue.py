@@ -79,9 +79,11 @@ class Scale:
 
     def finer(self, rate: float) -> dict[str, Content]:
         """On a CPU: nested on shapes by fewer channels."""
-        method = {**METHODS["nested"], "shapes": dict(FINER)}
-        named = finals(self.name, "nested", rate) if self.name == "cpu" else {}
-        return {name.replace("-seed", "-finer-seed"): changed(content, {"method": method}) for name, content in named.items()}
+        named = finals(self.name, "nested", rate)
+        return {
+            name.replace("-seed", "-finer-seed"): changed(content, {"method": {"shapes": FINER}})
+            for name, content in named.items()
+        }
 
     def longer(self, rate: float) -> dict[str, Content]:
         """HeteroFL with as many multiply-adds as nested on its shapes."""

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import extraction, rounds, tallying
+from benchmarks import extraction, precision, rounds, tallying
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     times, claims = extraction.measure(options.repeats)
     more_times, more_claims = tallying.measure(options.repeats)
     times, claims = {**times, **more_times}, [*claims, *more_claims, *tallying.memory()]
-    claims += [*rounds.measure(2 * options.repeats), *rounds.memory()]
+    claims += [*rounds.measure(2 * options.repeats), *rounds.memory(), *precision.measure(options.repeats)]
 
     console = Console()
     table = Table("what", "median ms", title=f"ViT-base at half size, {torch.get_num_threads()} threads")

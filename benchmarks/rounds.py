@@ -143,7 +143,7 @@ class BareWorkers:
 # -- measuring -----------------------------------------------------------------------------------------------------
 
 
-def _ratio(
+def ratio(
     one: Callable[[], object], other: Callable[[], object], clock: Callable[[], float], repeats: int, title: str
 ) -> float:
     """The median over repeats of what one takes over what the other takes, in turn."""
@@ -166,10 +166,10 @@ def measure(repeats: int) -> list[tuple[str, float, float]]:
     plan = plan_of()
     orders = by_shape(plan.orders(0, plan.cohort(0).present))
     serial, tally, plain = Serial(plan), Tally(plan.server.layout, plan.server.tensors), Plain(plan)
-    one = _ratio(lambda: whole_round(plan, serial, tally), lambda: plain.train(orders), time.process_time, repeats, "serial")
+    one = ratio(lambda: whole_round(plan, serial, tally), lambda: plain.train(orders), time.process_time, repeats, "serial")
     bare, pooled = BareWorkers(plan), Pooled(plan, 2)
     shared = Tally(plan.server.layout, plan.server.tensors)
-    two = _ratio(lambda: whole_round(plan, pooled, shared), bare.train, time.perf_counter, repeats, "pooled")
+    two = ratio(lambda: whole_round(plan, pooled, shared), bare.train, time.perf_counter, repeats, "pooled")
 
     def threaded() -> None:
         torch.set_num_threads(2)
@@ -179,8 +179,8 @@ def measure(repeats: int) -> list[tuple[str, float, float]]:
     def workers() -> None:
         whole_round(plan, pooled, shared)
 
-    threads = _ratio(workers, threaded, time.perf_counter, repeats, "threads")
-    more = _ratio(threaded, lambda: whole_round(plan, serial, tally), time.perf_counter, repeats, "threads")
+    threads = ratio(workers, threaded, time.perf_counter, repeats, "threads")
+    more = ratio(threaded, lambda: whole_round(plan, serial, tally), time.perf_counter, repeats, "threads")
     bare.close()
     pooled.close()
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -54,6 +54,7 @@ class Runs:
         return place
 
     def _trained(self, name: str, settings: Settings) -> dict[str, Any]:
+        settings = fitting(settings)
         plan = plan_of(settings)
         costs = client_costs(plan)
         place = self.folder / name
@@ -79,6 +80,13 @@ def _refuse_others(path: Path, settings: Settings) -> dict[str, Any]:
     if not is_asked_for(found, settings):
         raise SystemExit(f"{str(path)!r} was found with other settings than those asked for now. Move it away to run anew.")
     return found
+
+
+def fitting(settings: Settings) -> Settings:
+    """Settings for this machine: graphs need a GPU; without one clients train on all cores, as precisely."""
+    if settings.backend.name != "captured" or torch.cuda.is_available():
+        return settings
+    return replace(settings, backend=replace(settings.backend, name="pooled"))
 
 
 def is_asked_for(found: Content, settings: Settings) -> bool:

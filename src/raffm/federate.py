@@ -30,6 +30,7 @@ from raffm.methods import method_of
 from raffm.methods.method import Device, Method, Served
 from raffm.models.checkpoint import save_submodel
 from raffm.models.labelled import Labelled
+from raffm.models.rounding import Precision, warn_of_slow_rounding
 from raffm.models.rows import plain_submodel, rows_of
 from raffm.notices import notice
 from raffm.report.folder import write_results
@@ -212,14 +213,16 @@ def described(plan: Plan) -> dict[str, Any]:
     }
 
 
-def backend_of(name: str, plan: Plan, workers: int | None = None) -> Backend:
-    """A backend by its name."""
+def backend_of(name: str, plan: Plan, workers: int | None = None, precision: Precision = "float32") -> Backend:
+    """A backend by its name. What is computed in tf32 on graphs is computed in float32 elsewhere."""
+    if precision == "bfloat16":
+        warn_of_slow_rounding(next(iter(plan.server.tensors.values())).device.type)
     if name == "serial":
-        return Serial(plan)
+        return Serial(plan, precision)
     if name == "pooled":
         from raffm.simulate.pooled import Pooled
 
-        return Pooled(plan, workers)
+        return Pooled(plan, workers, precision)
     if name == "captured":
         return captured_or_serial(plan)
     raise RunError(f"there is no backend {name!r}. The backends are: serial, pooled, captured.")

@@ -20,7 +20,7 @@ from raffm.data.text import Bytes, agree_on_padding
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import Fleet, Tier, fleet_of, tier_of
 from raffm.errors import RunError
-from raffm.federate import Make, Trained, captured_or_serial, load_data, run_plan
+from raffm.federate import Make, Trained, backend_of, captured_or_serial, load_data, run_plan
 from raffm.libraries import library
 from raffm.methods import EVERY, method_of
 from raffm.methods.method import Method
@@ -154,7 +154,6 @@ def run_as(settings: Settings, plan: Plan, folder: Path, resume: bool, watcher: 
     return run_plan(
         plan,
         backend=_backend(settings.backend),
-        workers=settings.backend.workers or None,
         folder=folder,
         save_every=settings.save.every,
         resume=resume,
@@ -171,9 +170,9 @@ def device_of(settings: BackendSettings) -> str:
     return "cuda" if settings.device == "cpu" and torch.cuda.is_available() else settings.device
 
 
-def _backend(settings: BackendSettings) -> str | Make:
+def _backend(settings: BackendSettings) -> Make:
     if settings.name != "captured":
-        return settings.name
+        return lambda plan: backend_of(settings.name, plan, settings.workers or None, settings.precision)
     style = Style(settings.precision, settings.channels_last)
     return lambda plan: captured_or_serial(plan, settings.lanes, style)
 

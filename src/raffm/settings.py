@@ -92,10 +92,10 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """Where clients train. `workers` 0 means as many as there are cores.
+    """Where clients train, and in which precision: "float32", "bfloat16", or on graphs "tf32", elsewhere float32.
 
-    Of the captured backend: `lanes` clients run at a time (0: all of a round), in "float32", "tf32" or "bfloat16", with
-    the channels of images last or first.
+    `workers` 0 means as many as there are cores. Of the captured backend: `lanes` clients run at a time (0: all of a
+    round), with the channels of images last or first.
     """
 
     name: str = "serial"

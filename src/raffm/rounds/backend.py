@@ -9,6 +9,7 @@ from torch import Tensor
 
 from raffm.algebra.tally import Tally
 from raffm.methods.method import Share
+from raffm.models.rounding import Precision
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop
@@ -36,9 +37,9 @@ class Backend(Protocol):
 class Serial:
     """Clients one after another. Those with equal submodels follow each other, which is cheapest to tally."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, precision: Precision = "float32") -> None:
         self._plan = plan
-        self._workshop = Workshop(plan)
+        self._workshop = Workshop(plan, precision)
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
         """Train all clients in this process."""

@@ -6,9 +6,9 @@ Fresh memory costs page faults and fresh modules cost construction, so both are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,10 @@ from raffm.algebra.move import extract, travelling
 from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally
 from raffm.errors import UpdateError
-from raffm.methods.method import Client, Held, Share, Update
+from raffm.methods.method import Client, Held, Learn, Share, Update
 from raffm.models.label import named_tensors
+from raffm.models.rounding import Precision, rounded
+from raffm.models.smaller import Smaller
 from raffm.models.surgery import assembled
 from raffm.rounds.local import batches_of, dropout_seed, order_of, train
 from raffm.rounds.plan import Order, Plan
@@ -46,10 +48,15 @@ class Resident:
 
 
 class Workshop:
-    """Makes and trains submodels of the plan's server; every backend has one, or one in each of its workers."""
+    """Makes and trains submodels of the plan's server; every backend has one, or one in each of its workers.
 
-    def __init__(self, plan: Plan) -> None:
+    They compute in float32, or in bfloat16 with all that is kept in float32.
+    """
+
+    def __init__(self, plan: Plan, precision: Precision = "float32") -> None:
         self._plan = plan
+        self._is_rounded = precision == "bfloat16"
+        self._device = next(iter(plan.server.tensors.values())).device.type
         self._residents: OrderedDict[object, Resident] = OrderedDict()
 
     def train(self, order: Order, tally: Tally, tick: Callable[[], None] = lambda: None) -> Outcome:
@@ -58,7 +65,7 @@ class Workshop:
         held = plan.method.held(server, order.share)
         resident = self.loaded(order.share, held)
         client = Client(plan.task, plan.present(order.client))
-        learn = plan.method.learn(server, order.share, held, client)
+        learn = self._computing(plan.method.learn(server, order.share, held, client))
         own = plan.data.split.train[order.client]
         table = order_of(own, plan.local, plan.seed, order.round, order.client)
         batches = batches_of(plan.task, plan.data.dataset.train, table, plan.seed, order.round, order.client)
@@ -78,12 +85,26 @@ class Workshop:
                     resident.tensors[name].mul_(kept)
         return resident
 
+    def _computing(self, learn: Learn) -> Learn:
+        """What a method does, with the smaller submodels that it runs computing as all do."""
+        if not self._is_rounded:
+            return learn
+
+        def prepare(module: nn.Module) -> Sequence[Smaller]:
+            smaller = learn.prepare(module)
+            for each in smaller:
+                rounded(each, self._device)
+            return smaller
+
+        return replace(learn, prepare=prepare)
+
     def _resident(self, selection: Selection) -> Resident:
         key = shape_of(self._plan, selection)
         if key not in self._residents:
             server = self._plan.server
             module = assembled(server.model, server.layout, selection, extract(server.tensors, server.layout, selection))
-            self._residents[key] = Resident(module, named_tensors(module)[0])
+            tensors = named_tensors(module)[0]
+            self._residents[key] = Resident(rounded(module, self._device) if self._is_rounded else module, tensors)
             if len(self._residents) > RESIDENT:
                 self._residents.popitem(last=False)
         self._residents.move_to_end(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,12 @@ from raffm.algebra.move import extract, moves, part_of, travelling
 from raffm.data.task import Batch
 from raffm.methods.method import Fading, Held, Learn, Scaling, nothing
 from raffm.models.label import named_tensors
+from raffm.models.rounding import Precision, widened
 from raffm.models.surgery import assembled
 from raffm.rounds.local import order_of
 from raffm.rounds.plan import Order, Plan
 from raffm.seeds import generator
 from raffm.simulate import flat
-
-Precision = Literal["float32", "tf32", "bfloat16"]
 
 FILL = 1 << 26
 """Bytes of inputs that are made at a time (64 MiB)."""
@@ -75,7 +74,7 @@ class Lane:
         self._make_norms()
         if style.dtype == torch.bfloat16:
             for module in self.modules:
-                module.register_forward_hook(_widened)
+                module.register_forward_hook(widened)
         self.passes = Passes()
 
     # -- buffers -------------------------------------------------------------------------------------------------
@@ -364,16 +363,6 @@ def _exact(scaling: Scaling | None) -> Scaling | None:
     """A scaling by powers of two, which weights take on without rounding; others are left to the hooks."""
     is_exact = scaling is not None and all(math.frexp(factor)[0] == 0.5 for factor in scaling.factors.values())
     return scaling if is_exact else None
-
-
-def _widened(module: nn.Module, _: Any, output: Any) -> Any:
-    """What a model says in float32, so that losses are."""
-    if isinstance(output, Tensor):
-        return output.float()
-    for name, entry in list(vars(output).items()):
-        if isinstance(entry, Tensor) and entry.dtype == torch.bfloat16:
-            setattr(output, name, entry.float())
-    return output
 
 
 def limits_are_usable(fading: Fading | None, held: Held) -> bool:

@@ -27,6 +27,7 @@ from raffm.algebra.selection import Selection
 from raffm.algebra.tally import Tally, Total
 from raffm.errors import RunError
 from raffm.methods.method import Share
+from raffm.models.rounding import Precision
 from raffm.rounds.backend import Tick, by_shape
 from raffm.rounds.costs import TRAINING, Costs
 from raffm.rounds.plan import Order, Plan
@@ -58,7 +59,7 @@ class Worker:
 class Pooled:
     """Worker processes on this machine's CPU. Close it when done: it holds processes and shared memory."""
 
-    def __init__(self, plan: Plan, workers: int | None = None) -> None:
+    def __init__(self, plan: Plan, workers: int | None = None, precision: Precision = "float32") -> None:
         if sys.platform == "win32":
             raise RunError("the pooled backend forks its workers, which Windows cannot do. Use the serial one.")
         devices = {tensor.device.type for tensor in plan.server.tensors.values()}
@@ -69,6 +70,7 @@ class Pooled:
                 f"a {plan.merging.combine} needs all updates in one place, and workers send sums. Use the serial backend."
             )
         self._plan = plan
+        self._precision = precision
         self._costs = Costs(plan)
         self._tensors = len(plan.server.layout.tensors("parameter"))
         move_into(Block(plan.server.tensors), plan.server.tensors)
@@ -82,7 +84,8 @@ class Pooled:
         sums, coverage = Block(floats, wide), Block(floats, wide)
         context = multiprocessing.get_context("fork")
         near, far = context.Pipe()
-        process = context.Process(target=_serve, args=(self._plan, far, near, sums, coverage, os.getpid()), daemon=True)
+        given = self._plan, self._precision, far, near, sums, coverage, os.getpid()
+        process = context.Process(target=_serve, args=given, daemon=True)
         process.start()
         far.close()
         return Worker(process, near, sums, coverage)
@@ -242,14 +245,16 @@ def _totals(worker: Worker, shapes: Mapping[str, list[int]]) -> dict[str, Total]
 # -- inside a worker -----------------------------------------------------------------------------------------------
 
 
-def _serve(plan: Plan, pipe: Connection, parents: Connection, sums: Block, coverage: Block, parent: int) -> None:
+def _serve(
+    plan: Plan, precision: Precision, pipe: Connection, parents: Connection, sums: Block, coverage: Block, parent: int
+) -> None:
     """Do what comes through the pipe until it is closed."""
     parents.close()
     _die_with(parent)
     _keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    workshop, tally = Workshop(plan), plan.tally()
+    workshop, tally = Workshop(plan, precision), plan.tally()
     while True:
         try:
             about, tensors = _received(pipe)

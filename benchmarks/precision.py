@@ -1,0 +1,78 @@
+"""A client's training in bfloat16 against float32, on one thread: models that people train on CPUs, random weights and data."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from math import inf
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+
+from benchmarks.rounds import federation, ratio, whole_round
+from raffm import Evaluating, Federation, Local, Participation
+from raffm.data.examples import Examples
+from raffm.data.task import ImageClassification, Task, TextClassification
+from raffm.devices.fleet import fleet_of
+from raffm.methods import method_of
+from raffm.models.labelled import Labelled
+from raffm.models.load import trainable
+from raffm.models.rounding import Precision
+from raffm.rounds.backend import Serial
+from raffm.rounds.plan import Plan
+
+TOKENS = 64
+
+
+def measure(repeats: int) -> list[tuple[str, float, float]]:
+    """The ratio for every model; a processor without instructions for bfloat16 has none below 1."""
+    torch.set_num_threads(1)
+    what = "a client in bfloat16 / in float32"
+    return [(f"{what}, {name}, CPU seconds", _measured(plan, repeats, name), inf) for name, plan in _plans().items()]
+
+
+def _measured(plan: Plan, repeats: int, title: str) -> float:
+    backends = {precision: Serial(plan, precision) for precision in _PRECISIONS}
+    tally = plan.tally()
+    one, other = (lambda each=each: whole_round(plan, backends[each], tally) for each in _PRECISIONS)
+    return ratio(one, other, time.process_time, repeats, title)
+
+
+_PRECISIONS: tuple[Precision, ...] = ("bfloat16", "float32")
+
+
+def _plans() -> dict[str, Plan]:
+    images = federation(2)
+    vit = ViTConfig(
+        image_size=32, patch_size=4, hidden_size=192, num_hidden_layers=12, num_attention_heads=6, intermediate_size=768
+    )
+    bert = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, num_labels=10)
+    vit.num_labels = 10
+    return {
+        "ResNet-18": _plan(trainable("resnet18", "image", 10, (3, 32, 32)), images, ImageClassification()),
+        "ViT of 12 x 192": _plan(ViTForImageClassification(vit), images, ImageClassification()),
+        "BERT of 6 x 384": _plan(BertForSequenceClassification(bert), _texts(images), TextClassification()),
+    }
+
+
+def _plan(model: nn.Module, data: Federation, task: Task) -> Plan:
+    return Plan(
+        server=Labelled.of(model),
+        method=method_of("fedavg"),
+        task=task,
+        data=data,
+        fleet=fleet_of("full"),
+        rounds=1,
+        local=Local("sgd", lr=0.01, batch=20, steps=3),
+        participation=Participation(1),
+        evaluating=Evaluating(every=100),
+    )
+
+
+def _texts(images: Federation) -> Federation:
+    """Random tokens with the labels, and the clients, of images."""
+    labels = images.dataset.train.labels
+    ids = torch.randint(0, 30_000, (len(labels), TOKENS), generator=torch.Generator().manual_seed(0))
+    part = Examples({"input_ids": ids, "lengths": torch.full((len(labels),), TOKENS)}, labels)
+    return replace(images, dataset=replace(images.dataset, train=part, test=part))

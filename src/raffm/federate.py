@@ -224,16 +224,16 @@ def backend_of(name: str, plan: Plan, workers: int | None = None, precision: Pre
 
         return Pooled(plan, workers, precision)
     if name == "captured":
-        return captured_or_serial(plan)
+        return captured_or_serial(plan, style=Style(precision))
     raise RunError(f"there is no backend {name!r}. The backends are: serial, pooled, captured.")
 
 
 def captured_or_serial(plan: Plan, lanes: int = 0, style: Style | None = None) -> Backend:
-    """The captured backend where the model is on a GPU, else the serial one, and a notice."""
+    """The captured backend where the model is on a GPU, else the serial one, as precise, and a notice."""
     devices = {tensor.device.type for tensor in plan.server.tensors.values()}
     if devices != {"cuda"}:
         notice("there is no GPU to capture on; clients train one after another.")
-        return Serial(plan)
+        return backend_of("serial", plan, precision="float32" if style is None else style.precision)
     from raffm.simulate.captured import Captured
 
     return Captured(plan, lanes, style)

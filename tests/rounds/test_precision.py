@@ -85,11 +85,15 @@ def test_submodels_are_evaluated_in_the_precision_of_their_training() -> None:
     assert products.found == {torch.bfloat16}
 
 
-def test_settings_choose_the_precision(tmp_path: Any) -> None:
+ELSEWHERE = pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU, captured trains serially, as precisely")
+
+
+@pytest.mark.parametrize("backend", ["serial", pytest.param("captured", marks=ELSEWHERE)])
+def test_settings_choose_the_precision(tmp_path: Any, backend: str) -> None:
     content = {"rounds": 1, "data": {"source": "digits", "clients": 4}, "fleet": {"tiers": "1"}, "local": {"steps": 1}}
     seen = []
     for precision in ("bfloat16", "tf32"):
-        settings = read_settings({**content, "backend": {"name": "serial", "precision": precision}})
+        settings = read_settings({**content, "backend": {"name": backend, "precision": precision}})
         with Products() as products:
             run_as(settings, plan_from(settings), tmp_path / precision, False, None)
         seen.append(torch.bfloat16 in products.found)

@@ -60,10 +60,11 @@ def rates(found: Found, methods: Sequence[str], given: Sequence[float]) -> str:
     rows = []
     for method in methods:
         runs = known({str(rate): found.get(f"rate-{method}-{rate}") for rate in given})
-        if len(runs) == len(given):
-            scores = [mean_of(run, part="validation") for run in runs.values()]
-            cells = [f"**{each:.1f}**" if each == max(scores) else f"{each:.1f}" for each in scores]
-            rows.append([TITLES[method], *cells])
+        scores = {rate: mean_of(run, part="validation") for rate, run in runs.items()}
+        best = max(scores.values()) if len(scores) == len(given) else None  # not known before all are there
+        cells = {rate: f"**{each:.1f}**" if each == best else f"{each:.1f}" for rate, each in scores.items()}
+        if cells:
+            rows.append([TITLES[method], *(cells.get(str(rate), "-") for rate in given)])
     title = "Rates: mean over sizes on held-out examples after 50 rounds, last model"
     return table(title, ["rate", *map(str, given)], rows) if rows else ""
 

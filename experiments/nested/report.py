@@ -49,8 +49,10 @@ def _parts(found: Found) -> list[str]:
     finals = {method: seeds_of(found, method) for method in LINES}
     finer = {"nested-finer": seeds_of(found, "nested-finer")}
     beside = {method: seeds_of(found, f"{method}-at0.1") for method in LINES}
+    early = {method: [run] for method, run in known({each: found.get(f"rate-{each}-0.1") for each in LINES}).items()}
     return [
         rates(found, LINES, RATES),
+        accuracies("After 50 rounds at the rate 0.1, a tenth of the examples held out: accuracy on the test set", early),
         accuracies("CIFAR-10: accuracy in percent on the test set, mean of the last evaluations", finals | finer),
         accuracies("The same at the rate 0.1, where another was found", beside),
         costs(found, LINES),

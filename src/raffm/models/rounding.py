@@ -23,7 +23,7 @@ INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 def rounded(module: nn.Module, device: str) -> nn.Module:
     """Let a module compute in bfloat16 from now on, and say what it says in float32."""
     forward = torch.autocast(device, torch.bfloat16)(module.forward)
-    if device == "cpu":  # its fused attention goes backward slowly: a step of a small ViT takes 1.6 times as long
+    if device == "cpu":  # its fused attention goes backward slowly
         forward = sdpa_kernel(SDPBackend.MATH)(forward)
     module.forward = forward
     module.register_forward_hook(widened)

@@ -18,7 +18,6 @@ from raffm.devices.fleet import fleet_of
 from raffm.methods import method_of
 from raffm.models.labelled import Labelled
 from raffm.models.load import trainable
-from raffm.models.rounding import Precision
 from raffm.rounds.backend import Serial
 from raffm.rounds.plan import Plan
 
@@ -26,29 +25,33 @@ TOKENS = 64
 
 
 def measure(repeats: int) -> list[tuple[str, float, float]]:
-    """The ratio for every model; a processor without instructions for bfloat16 has none below 1."""
+    """The ratio for every model."""
     torch.set_num_threads(1)
     what = "a client in bfloat16 / in float32"
     return [(f"{what}, {name}, CPU seconds", _measured(plan, repeats, name), inf) for name, plan in _plans().items()]
 
 
 def _measured(plan: Plan, repeats: int, title: str) -> float:
-    backends = {precision: Serial(plan, precision) for precision in _PRECISIONS}
-    tally = plan.tally()
-    one, other = (lambda each=each: whole_round(plan, backends[each], tally) for each in _PRECISIONS)
-    return ratio(one, other, time.process_time, repeats, title)
+    rounded, exact, tally = Serial(plan, "bfloat16"), Serial(plan), plan.tally()
 
+    def run(backend: Serial) -> None:
+        whole_round(plan, backend, tally)
 
-_PRECISIONS: tuple[Precision, ...] = ("bfloat16", "float32")
+    return ratio(lambda: run(rounded), lambda: run(exact), time.process_time, repeats, title)
 
 
 def _plans() -> dict[str, Plan]:
     images = federation(2)
     vit = ViTConfig(
-        image_size=32, patch_size=4, hidden_size=192, num_hidden_layers=12, num_attention_heads=6, intermediate_size=768
+        image_size=32,
+        patch_size=4,
+        hidden_size=192,
+        num_hidden_layers=12,
+        num_attention_heads=6,
+        intermediate_size=768,
+        num_labels=10,
     )
     bert = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, num_labels=10)
-    vit.num_labels = 10
     return {
         "ResNet-18": _plan(trainable("resnet18", "image", 10, (3, 32, 32)), images, ImageClassification()),
         "ViT of 12 x 192": _plan(ViTForImageClassification(vit), images, ImageClassification()),

@@ -216,7 +216,7 @@ def described(plan: Plan) -> dict[str, Any]:
 def backend_of(name: str, plan: Plan, workers: int | None = None, precision: Precision = "float32") -> Backend:
     """A backend by its name. What is computed in tf32 on graphs is computed in float32 elsewhere."""
     if precision == "bfloat16":
-        warn_of_slow_rounding(next(iter(plan.server.tensors.values())).device.type)
+        warn_of_slow_rounding(plan.server.device.type)
     if name == "serial":
         return Serial(plan, precision)
     if name == "pooled":
@@ -233,7 +233,7 @@ def captured_or_serial(plan: Plan, lanes: int = 0, style: Style | None = None) -
     devices = {tensor.device.type for tensor in plan.server.tensors.values()}
     if devices != {"cuda"}:
         notice("there is no GPU to capture on; clients train one after another.")
-        return backend_of("serial", plan, precision="float32" if style is None else style.precision)
+        return backend_of("serial", plan, precision=(style or Style()).precision)
     from raffm.simulate.captured import Captured
 
     return Captured(plan, lanes, style)

@@ -29,6 +29,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from raffm.errors import RunError
+from raffm.models.rounding import Precision
 from raffm.rounds.local import Local
 from raffm.rounds.plan import Evaluating, Merging, Participation
 
@@ -102,13 +103,13 @@ class BackendSettings:
     workers: int = 0
     device: str = "cpu"
     lanes: int = 0
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     channels_last: bool = True
 
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise RunError(f"there cannot be {self.workers} workers. 0 means as many as there are cores.")
-        if self.precision not in ("float32", "tf32", "bfloat16"):
+        if self.precision not in get_args(Precision):
             raise RunError(f"backend.precision is float32, tf32 or bfloat16, not {self.precision!r}.")
         if self.lanes < 0:
             raise RunError(f"there cannot be {self.lanes} lanes. 0 means as many as a round has clients.")

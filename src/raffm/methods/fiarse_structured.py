@@ -74,14 +74,13 @@ def pulls(server: Labelled, selection: Selection) -> dict[str, Tensor]:
     By the names of groups in the submodel, counted through all heads of a fibred group; the last is 0.
     """
     found = {}
-    device = next(iter(server.tensors.values())).device
     for name, importance in importances(server).items():
         if name in selection.kept:
             kept = selection.kept[name]
             own = importance.gather(1, kept) if name in server.layout.bases else importance[kept]
             threshold = own.min(-1, keepdim=True).values
             slope = 2 * threshold / (own + threshold).square().clamp_min(SMALL)
-            found[server.layout.group_in(selection, name)] = torch.cat([slope.flatten(), slope.new_zeros(1)]).to(device)
+            found[server.layout.group_in(selection, name)] = torch.cat([slope.flatten(), slope.new_zeros(1)]).to(server.device)
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from raffm.algebra.layout import Layout
@@ -21,6 +22,11 @@ class Labelled:
     layout: Layout
     table: Table
     tensors: Mapping[str, Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return next(iter(self.tensors.values())).device
 
     @staticmethod
     def of(model: nn.Module, table: Table | str | Path | None = None) -> Labelled:

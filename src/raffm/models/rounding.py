@@ -20,14 +20,13 @@ INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 """What processors call theirs for bfloat16."""
 
 
-def rounded(module: nn.Module, device: str) -> nn.Module:
+def rounded(module: nn.Module, device: str) -> None:
     """Let a module compute in bfloat16 from now on, and say what it says in float32."""
     forward = torch.autocast(device, torch.bfloat16)(module.forward)
     if device == "cpu":  # its fused attention goes backward slowly
         forward = sdpa_kernel(SDPBackend.MATH)(forward)
     module.forward = forward
     module.register_forward_hook(widened)
-    return module
 
 
 def widened(module: nn.Module, _: Any, output: Any) -> Any:

@@ -56,7 +56,6 @@ class Workshop:
     def __init__(self, plan: Plan, precision: Precision = "float32") -> None:
         self._plan = plan
         self._is_rounded = precision == "bfloat16"
-        self._device = next(iter(plan.server.tensors.values())).device.type
         self._residents: OrderedDict[object, Resident] = OrderedDict()
 
     def train(self, order: Order, tally: Tally, tick: Callable[[], None] = lambda: None) -> Outcome:
@@ -93,7 +92,7 @@ class Workshop:
         def prepare(module: nn.Module) -> Sequence[Smaller]:
             smaller = learn.prepare(module)
             for each in smaller:
-                rounded(each, self._device)
+                rounded(each, self._plan.server.device.type)
             return smaller
 
         return replace(learn, prepare=prepare)
@@ -103,8 +102,9 @@ class Workshop:
         if key not in self._residents:
             server = self._plan.server
             module = assembled(server.model, server.layout, selection, extract(server.tensors, server.layout, selection))
-            tensors = named_tensors(module)[0]
-            self._residents[key] = Resident(rounded(module, self._device) if self._is_rounded else module, tensors)
+            if self._is_rounded:
+                rounded(module, server.device.type)
+            self._residents[key] = Resident(module, named_tensors(module)[0])
             if len(self._residents) > RESIDENT:
                 self._residents.popitem(last=False)
         self._residents.move_to_end(key)
@@ -131,7 +131,7 @@ def shape_of(plan: Plan, selection: Selection) -> object:
 @contextmanager
 def seeded(plan: Plan, order: Order) -> Iterator[None]:
     """Dropout draws from the device's own generator: it is seeded for one client and put back afterwards."""
-    device = next(iter(plan.server.tensors.values())).device
+    device = plan.server.device
     source = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
     before = source.get_state()
     source.manual_seed(dropout_seed(plan.seed, order.round, order.client))

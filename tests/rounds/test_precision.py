@@ -22,8 +22,7 @@ from raffm.settings import read_settings
 from raffm.simulate.pooled import Pooled
 from rounds.made import RESNET, VIT, are_equal, assert_near, nothing, plan, run, values
 
-PRODUCTS = ("mm", "addmm", "convolution", "convolution_backward")
-"""Those of attention ("bmm") are left out: on a CPU torch widens them."""
+PRODUCTS = ("mm", "addmm", "bmm", "convolution", "convolution_backward")
 
 ALIKE = {"raffm_resnet": 0.8, "vit": 0.999, "bert": 0.999}
 """The least cosine. Batch norms over few values are sensitive: rounding a ResNet's weights alone costs as much."""

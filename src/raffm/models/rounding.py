@@ -23,10 +23,19 @@ INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
 def rounded(module: nn.Module, device: str) -> None:
     """Let a module compute in bfloat16 from now on, and say what it says in float32."""
     forward = torch.autocast(device, torch.bfloat16)(module.forward)
-    if device == "cpu":  # its fused attention goes backward slowly
-        forward = sdpa_kernel(SDPBackend.MATH)(forward)
+    if device == "cpu":
+        attend_plainly(module)
+        forward = sdpa_kernel(SDPBackend.MATH)(forward)  # of those that have no plain one
     module.forward = forward
     module.register_forward_hook(widened)
+
+
+def attend_plainly(module: nn.Module) -> None:
+    """Let attention be two products and a softmax: on a CPU torch's own goes backward slowly, or widens its products."""
+    for child in module.modules():
+        config = getattr(child, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = "eager"
 
 
 def widened(module: nn.Module, _: Any, output: Any) -> Any:

@@ -21,6 +21,7 @@ from raffm.algebra.selection import Selection
 from raffm.errors import SelectionError
 from raffm.models.checkpoint import load_submodel, save_submodel
 from raffm.models.label import layout_of, named_tensors, output_labels
+from raffm.models.rounding import attend_plainly
 from raffm.models.salience import rank
 from raffm.models.surgery import assembled, skeleton, submodel
 from raffm.models.verify import verify
@@ -39,6 +40,11 @@ def zeroed(model: nn.Module, layout: Layout, selection: Selection) -> nn.Module:
     """The full model with everything that the Selection leaves out set to zero."""
     tensors = {name: tensor * selection.coverage(layout, name) for name, tensor in named_tensors(model)[0].items()}
     return assembled(model, layout, layout.select({}), tensors)
+
+
+def attention_of(model: nn.Module) -> str | None:
+    """What the model's config says of attention, where it says anything."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
 
 
 @each_case
@@ -69,6 +75,19 @@ def test_a_submodel_is_the_full_model_with_the_rest_zeroed(case: Case, data: st.
     small, full = logits(submodel(model, layout, selection), inputs), logits(zeroed(model, layout, selection), inputs)
     if small.shape == full.shape:  # a model without a head returns fewer channels when its last stage is cut
         assert relative(small, full) < 1e-5
+
+
+@each_case
+@few
+@given(data=st.data())
+def test_plain_attention_says_the_same_and_leaves_the_full_model_its_own(case: Case, data: st.DataObject) -> None:
+    model, layout = built(case)
+    inputs, small = case.inputs(model), submodel(model, layout, data.draw(selections(layout)))
+    usual, configured = logits(small, inputs), attention_of(model)
+    attend_plainly(small)
+    assert relative(logits(small, inputs), usual) < 1e-5
+    assert attention_of(model) == configured
+    assert attention_of(small) == (configured and "eager")
 
 
 @each_case

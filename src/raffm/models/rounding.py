@@ -33,7 +33,7 @@ def rounded(module: nn.Module, device: str) -> None:
 def attend_plainly(module: nn.Module) -> None:
     """Let attention be two products and a softmax: on a CPU torch's own goes backward slowly, or widens its products."""
     for child in module.modules():
-        config = getattr(child, "config", None)
+        config: Any = getattr(child, "config", None)
         if hasattr(config, "_attn_implementation"):
             config._attn_implementation = "eager"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.comparing import said
 from experiments.nested import report
-from experiments.nested.catalogue import LINES, Scale
+from experiments.nested.catalogue import LINES, PRETRAINED, Scale
 from experiments.options import options_of, parser_of
 from experiments.running import Content
 from experiments.setting import COMPARED, finals, rate_of
@@ -23,26 +23,28 @@ HERE = Path(__file__).parent
 
 RUNS = ("rates", "final", "beside", "ablation", "compute", "cifar100", "vit", "texts")
 
+METHODS = tuple(dict.fromkeys((*LINES, *PRETRAINED)))
+
 
 def main() -> None:
     """Run what is asked for and missing, then write tables and plots."""
     parser = parser_of(__doc__, RUNS)
-    parser.add_argument("--methods", nargs="+", default=LINES, choices=LINES, help="whose rates and finals")
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, help="whose runs (default: all)")
     given = parser.parse_args()
     options = options_of(given, HERE)
     scale, runs = Scale(options.scale, options.runs.folder), options.runs
     is_tuned = set(options.what) & {"rates", "final", "beside", "ablation", "compute", "cifar100"}
-    methods = [method for method in given.methods if scale.name != "cpu" or method in COMPARED]
-    rates = {method: rate_of(runs, scale.name, method) for method in methods} if is_tuned else {}
+    tuned = [method for method in given.methods if method in (COMPARED if scale.name == "cpu" else LINES)]
+    rates = {method: rate_of(runs, scale.name, method) for method in tuned} if is_tuned else {}
     parts = options.what if options.scale != "cpu" else ["final", "finer"]
-    for name, content in asked_for(scale, rates, parts).items():
+    for name, content in asked_for(scale, rates, parts, given.methods).items():
         print(said(name, runs.of(name, content)), flush=True)
     if "report" in options.what:
         report.write(options)
 
 
-def asked_for(scale: Scale, rates: Mapping[str, float], parts: Sequence[str]) -> dict[str, Content]:
-    """The runs of some parts of the experiment, for the methods whose rates are known."""
+def asked_for(scale: Scale, rates: Mapping[str, float], parts: Sequence[str], methods: Sequence[str]) -> dict[str, Content]:
+    """The runs of some parts of the experiment: of methods whose rates are known, and of methods on pretrained models."""
     found: dict[str, Content] = {}
     for method, rate in rates.items():
         found |= finals(scale.name, method, rate) if "final" in parts else {}
@@ -55,8 +57,8 @@ def asked_for(scale: Scale, rates: Mapping[str, float], parts: Sequence[str]) ->
         found |= scale.bound(rates["nested"]) if "nested" in rates else {}
         found |= scale.longer(rates["heterofl"]) if "heterofl" in rates else {}
     found |= scale.cifar100(rates) if "cifar100" in parts else {}
-    found |= scale.vit() if "vit" in parts else {}
-    return found | (scale.texts() if "texts" in parts else {})
+    found |= scale.vit(methods) if "vit" in parts else {}
+    return found | (scale.texts(methods) if "texts" in parts else {})
 
 
 if __name__ == "__main__":

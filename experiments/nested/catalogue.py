@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,15 +120,15 @@ class Scale:
             if method in COMPARED
         }
 
-    def vit(self) -> dict[str, Content]:
+    def vit(self, methods: Container[str]) -> dict[str, Content]:
         """The small pretrained ViT on CIFAR-10, its indices in the order of their salience."""
         small = {"rounds": 2, "model": {"name": "vit-small"}, "data": {"source": "digits", "clients": 12}, **_SMALL}
         base = changed(read_file(HERE / "vit.toml"), small if self.is_smoke else {})
         if not self.is_smoke:
             base["model"] = {"name": self._in_order(base["model"]["name"], "image", (3, 32, 32))}
-        return {f"vit-{name}": changed(base, {"method": method}) for name, method in PRETRAINED.items()}
+        return {f"vit-{name}": changed(base, {"method": PRETRAINED[name]}) for name in PRETRAINED if name in methods}
 
-    def texts(self) -> dict[str, Content]:
+    def texts(self, methods: Container[str]) -> dict[str, Content]:
         """MiniLM on the AG News subset, its indices in the order of their salience."""
         if is_missing("ag_news"):
             return {}
@@ -138,8 +138,8 @@ class Scale:
             base = changed(base, {"rounds": 1, "model": TINY_BERT, "data": data, **_SMALL})
         else:
             base["model"] = {"name": self._in_order(model, "text")}
-        runs = {name: changed(base, {"method": method}) for name, method in PRETRAINED.items()}
-        if not self.is_smoke:
+        runs = {name: changed(base, {"method": PRETRAINED[name]}) for name in PRETRAINED if name in methods}
+        if "raffm" in runs and not self.is_smoke:
             runs["raffm"] = changed(runs["raffm"], {"fleet": {"tiers": _outside_embeddings(model)}})
         return {f"texts-{name}": content for name, content in runs.items()}
 

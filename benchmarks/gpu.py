@@ -44,7 +44,8 @@ from raffm.rounds.plan import Evaluating, Order, Participation, Plan
 from raffm.rounds.results import Evaluation, Results, Round
 from raffm.simulate import captured
 from raffm.simulate.captured import Captured
-from raffm.simulate.lane import Lane, Style
+from raffm.simulate.lane import Lane
+from raffm.simulate.sheet import Style
 
 SIZES = "1, 1/4, 1/16, 1/64"
 TASK = ImageClassification((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), crop=4, flip=True)

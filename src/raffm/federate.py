@@ -44,7 +44,7 @@ from raffm.rounds.plan import Evaluating, Merging, Participation, Plan
 from raffm.rounds.predict import Job, Statistics, of_clients, served
 from raffm.rounds.results import Results
 from raffm.rounds.workshop import Workshop
-from raffm.simulate.lane import Style
+from raffm.simulate.sheet import Style
 
 Make = Callable[[Plan], Backend]
 

@@ -34,7 +34,7 @@ from raffm.rounds.checkpoint import Saved
 from raffm.rounds.loop import Watcher
 from raffm.rounds.plan import Plan
 from raffm.settings import BackendSettings, DataSettings, FleetSettings, Settings, checked, read_settings, refuse_unknown
-from raffm.simulate.lane import Style
+from raffm.simulate.sheet import Style
 
 NEEDS_TRANSFORMERS = RunError("a pretrained model needs transformers: pip install 'raffm[transformers]'.")
 

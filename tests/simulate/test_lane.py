@@ -26,7 +26,8 @@ from raffm.rounds.local import Local, dropout_seed
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.workshop import Workshop
 from raffm.simulate import flat
-from raffm.simulate.lane import Lane, Style, limits_are_usable
+from raffm.simulate.lane import Lane, limits_are_usable
+from raffm.simulate.sheet import Style
 
 LOCALS = {
     "sgd": Local("sgd", lr=0.1, batch=5, steps=3),
@@ -113,7 +114,7 @@ def test_a_scaler_is_folded_into_weights_where_that_rounds_nothing(size: str, is
     order = plan.orders(0, [0])[0]
     held, learn = learn_of(plan, order)
     lane = Lane(plan, order, learn, Style())
-    assert (lane.factors is not None) == is_folded
+    assert (lane.sheet.factors is not None) == is_folded
     assert (learn.scaling is not None) == (size != "1")
     expected = Caught()
     Workshop(plan).train(order, expected)  # type: ignore[arg-type]

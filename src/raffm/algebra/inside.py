@@ -78,26 +78,23 @@ def _rows(selection: Selection, layout: Layout, base: str) -> list[int]:
     return rows
 
 
-def views(
-    tensors: Tensors, layout: Layout, outer: Selection, inner: Selection, gradients: Tensors | None = None
-) -> dict[str, Tensor]:
+def views(tensors: Tensors, layout: Layout, outer: Selection, inner: Selection) -> dict[str, Tensor]:
     """The tensors of a smaller submodel as parts of those of a larger one, which gradients pass through.
 
     A stretch is a view, without memory of its own; scattered positions are gathered for as long as they are used. What comes
-    back is added where the parts lie: to `gradients`, by names in the larger one, where it has them, else to the tensors' own.
+    back is added to the tensors' gradients, where the parts lie.
     """
     plan, found = inside(layout, outer, inner), {}
     for name, move in plan.items():
         if name in tensors:
             tensor = tensors[name]
-            given = None if gradients is None else gradients.get(name)
             is_trained = tensor.requires_grad and torch.is_grad_enabled()
-            found[move.name] = _part(tensor, move.where, given) if is_trained else part_of(tensor, move.where)
+            found[move.name] = _part(tensor, move.where) if is_trained else part_of(tensor, move.where)
     return found
 
 
-def _part(tensor: Tensor, where: tuple[Where, ...], gradient: Tensor | None) -> Tensor:
-    part: Tensor = _Part.apply(tensor, where, gradient)  # type: ignore[no-untyped-call]
+def _part(tensor: Tensor, where: tuple[Where, ...]) -> Tensor:
+    part: Tensor = _Part.apply(tensor, where)  # type: ignore[no-untyped-call]
     return part
 
 
@@ -105,14 +102,14 @@ class _Part(torch.autograd.Function):
     """A part of a tensor. Its gradient is added where it lies: one as large as the tensor, nearly all 0, is never made."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, where: tuple[Where, ...], gradient: Tensor | None) -> Tensor:
-        ctx.about = tensor, where, gradient
+    def forward(ctx: Any, tensor: Tensor, where: tuple[Where, ...]) -> Tensor:
+        ctx.about = tensor, where
         return part_of(tensor, where)
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> tuple[None, None, None]:
-        tensor, where, gradient = ctx.about
-        if gradient is None:
-            tensor.grad = gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-        scatter(given.to(gradient.dtype), gradient, where)
-        return None, None, None
+    def backward(ctx: Any, given: Tensor) -> tuple[None, None]:
+        tensor, where = ctx.about
+        if tensor.grad is None:
+            tensor.grad = torch.zeros_like(tensor)
+        scatter(given.to(tensor.grad.dtype), tensor.grad, where)
+        return None, None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from raffm.algebra.inside import views
@@ -25,22 +24,24 @@ class Smaller(nn.Module):
     """A submodel inside another: called as a module of its size is, it computes on slices of the larger one's parameters.
 
     `host` is a submodel of `server`, cut by `outer`; its tensors may change, but must stay where they are. The gradients of
-    what this says are added to those of the host's parameters where their slices lie: to `gradients`, by name, where that is
-    given, else to each parameter's own. Statistics that batch norms gather in training are its own.
+    what this says are added to those of the host's parameters where their slices lie. Statistics that batch norms gather in
+    training are its own. Where there is a `stand_in`, that is run instead.
     """
 
     def __init__(self, host: nn.Module, server: Labelled, outer: Selection, inner: Selection) -> None:
         """See into a module."""
         super().__init__()
         self.frame = _frame(host, server, inner).train()
-        self.gradients: Mapping[str, Tensor] = {}
-        self._where = server.layout, outer, inner
+        self.stand_in: nn.Module | None = None
+        self.where = server.layout, outer, inner
         statistics = _statistics(host)
         self._tensors = {name: tensor for name, tensor in named_tensors(host)[0].items() if name not in statistics}
 
     def forward(self, *values: Any, **inputs: Any) -> Any:
         """What the smaller submodel says."""
-        return functional_call(self.frame, views(self._tensors, *self._where, self.gradients), values, inputs)
+        if self.stand_in is not None:
+            return self.stand_in(*values, **inputs)
+        return functional_call(self.frame, views(self._tensors, *self.where), values, inputs)
 
 
 def _frame(host: nn.Module, server: Labelled, inner: Selection) -> nn.Module:

@@ -29,7 +29,8 @@ from raffm.rounds.local import dropout_seed
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop, merged, seeded, shape_of
-from raffm.simulate.lane import Lane, Passes, Style, limits_are_usable
+from raffm.simulate.lane import Lane, limits_are_usable
+from raffm.simulate.sheet import Passes, Style
 
 T = TypeVar("T")
 
@@ -317,23 +318,24 @@ class Captured:
             return
         source = torch.cuda.default_generators[torch.cuda.current_device()]
         drawn = source.get_offset()
-        lane.passes = Passes()
+        for sheet in lane.sheets:
+            sheet.passes = Passes()
         torch.cuda.synchronize()  # nobody may run beside
         torch.cuda.reset_peak_memory_stats()
         plain = self._states(task, lane, steps, turn)
-        collector = _kernels(lane)
+        collectors = _kernels(lane)
         self._again(task, lane)
         lane.step(turn)  # has the kernels compiled
         _make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
         kind.draws = source.get_offset() != drawn
         try:
-            graph = _recorded(lane, collector, turn)
+            graph = _recorded(lane, collectors, turn)
         except RuntimeError as error:
             if _is_full(error):
                 raise
             self._refuse(kind, "it cannot be captured", str(error).splitlines()[0])
             return
-        track.graphs[lane.where(), turn] = Recorded(graph, collector)
+        track.graphs[lane.where(), turn] = Recorded(graph, collectors)
         self._again(task, lane)
         apart = max(_replayed(lane, graph, before, after) for before, after in pairwise(plain))
         if not apart <= TOLERANCE[self._style.precision]:  # not a number is no agreement
@@ -361,15 +363,16 @@ class Captured:
         kind.refused, kind.tracks = reason, []
 
 
-def _kernels(lane: Lane) -> Any:
-    """Give a lane the passes that are single kernels, where Triton is installed."""
+def _kernels(lane: Lane) -> list[Any]:
+    """Give a lane the passes that are single kernels, where Triton is installed; those that collect have tables to fill."""
     try:
         from raffm.simulate import kernels
     except ImportError:
-        return None
-    collector = kernels.Collector(lane.slots, len(lane.values), lane.device)
-    lane.passes = Passes(collector, kernels.publish)
-    return collector
+        return []
+    collectors = [kernels.Collector(sheet.slots, len(sheet.values), sheet.device) for sheet in lane.sheets]
+    for sheet, collector in zip(lane.sheets, collectors, strict=True):
+        sheet.passes = Passes(collector, kernels.publish)
+    return collectors
 
 
 FULL = ("out of memory", "unable to find an engine", "ALLOC_FAILED")
@@ -387,7 +390,7 @@ def _full(what: str, error: RuntimeError, remedy: str) -> RunError:
     return RunError(f"the GPU's memory does not hold {what}: {asked} ({held}). {remedy}.")
 
 
-def _recorded(lane: Lane, collector: Any, turn: int) -> torch.cuda.CUDAGraph:
+def _recorded(lane: Lane, collectors: Sequence[Any], turn: int) -> torch.cuda.CUDAGraph:
     """The graph of a lane's step."""
     graph = torch.cuda.CUDAGraph()
     with _own_workspace():
@@ -399,7 +402,7 @@ def _recorded(lane: Lane, collector: Any, turn: int) -> torch.cuda.CUDAGraph:
                 graph.capture_end()
             raise
         graph.capture_end()
-    if collector is not None:
+    for collector in collectors:
         collector.write_table()
     return graph
 

@@ -105,7 +105,9 @@ class Collector:
         )
 
     def write_table(self) -> None:
-        """Write down the addresses that the last call saw."""
+        """Write down the addresses that the last call saw, if there was one."""
+        if not self._found:
+            return
         wheres = torch.zeros(len(self._wheres), dtype=torch.int64)
         counts = torch.zeros(len(self._wheres), dtype=torch.int32)
         halves = torch.zeros(len(self._wheres), dtype=torch.int32)

@@ -7,8 +7,8 @@ to client (weights, batches, rates, limits, the method's constants) is copied in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,37 +19,17 @@ from raffm.algebra.mask import Mask
 from raffm.algebra.move import extract, moves, part_of, travelling
 from raffm.data.task import Batch
 from raffm.methods.method import Fading, Held, Learn, Scaling, nothing
-from raffm.models.label import named_tensors
-from raffm.models.rounding import Precision, widened
+from raffm.models.rounding import widened
 from raffm.models.surgery import assembled
 from raffm.rounds.local import order_of
 from raffm.rounds.plan import Order, Plan
 from raffm.seeds import generator
 from raffm.simulate import flat
+from raffm.simulate.inset import Inset
+from raffm.simulate.sheet import Sheet, Style
 
 FILL = 1 << 26
 """Bytes of inputs that are made at a time (64 MiB)."""
-
-
-@dataclass(frozen=True)
-class Style:
-    """How lanes compute: "float32", "tf32" (products in 19 bits) or "bfloat16", and where the channels of images lie."""
-
-    precision: Precision = "float32"
-    channels_last: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What modules compute in."""
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The passes over all numbers of a step: plain ones, or kernels."""
-
-    collect: Callable[[Sequence[Tensor], Tensor, Tensor | None, bool, Tensor | None, Tensor], None] | None = None
-    publish: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], None] = flat.publish
 
 
 class Lane:
@@ -63,73 +43,45 @@ class Lane:
         self.module = assembled(server.model, server.layout, selection, parts).train()
         self.device = next(iter(parts.values())).device
         self.fading, self.scaling = learn.fading, _exact(learn.scaling)
-        self._lay_out()
+        self.sheet = Sheet(self.module, style, self.fading, self._scaled())
         self._make_optimizer()
         self._make_tables()
-        unprepared = self.fading is not None or self.scaling is not None
-        smaller = () if unprepared else self.learn.prepare(self.module)
-        for each in smaller:
-            each.gradients = dict(zip(self.slots, self._places, strict=True))
-        self.modules = [self.module, *smaller]
-        self._make_norms()
-        if style.dtype == torch.bfloat16:
-            for module in self.modules:
+        self.insets = self._made_insets()
+        for module in (self.module, *(inset.module for inset in self.insets)):
+            _without_cudnn(module)
+            if style.dtype == torch.bfloat16:
                 module.register_forward_hook(widened)
-        self.passes = Passes()
+        self._streams = [torch.cuda.Stream() for _ in self.insets] if self.device.type == "cuda" else []  # type: ignore[no-untyped-call]
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
-    def _lay_out(self) -> None:
-        """Put all trained parameters into one piece of memory, those that the module sees otherwise first."""
-        named = dict(self.module.named_parameters())
-        rounded = self._rounded() if self.style.dtype != torch.float32 else set()
-        faded = set(self.fading.limits) if self.fading is not None else set()
-        scaled = self._scaled(named)
-        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        shadowed = [name for name in trained if name in rounded or name in faded or name in scaled]
-        names = [*shadowed, *(name for name in trained if name not in set(shadowed))]
-        slots, length = flat.arranged({name: named[name].shape for name in names}, self.style.channels_last)
-        _, seen = flat.arranged({name: named[name].shape for name in shadowed}, self.style.channels_last)
-        self.slots = slots
-        self.values = torch.zeros(length, device=self.device)
-        self.gradients = torch.zeros(length, device=self.device)
-        self.seen = torch.zeros(seen, device=self.device, dtype=self.style.dtype)
-        self.limits = torch.zeros(length // flat.BLOCK, device=self.device) if self.fading is not None else None
-        factors = flat.by_block(slots, length, scaled, other=1.0) if scaled else None
-        self.factors = None if factors is None else factors.to(self.device)
-        self._targets = named_tensors(self.module)[0]
-        for name, slot in slots.items():
-            named[name].data = slot.view(self.seen if name in set(shadowed) else self.values)
-            self._targets[name] = slot.view(self.values)
-        for name, parameter in named.items():
-            if name in rounded and name not in trained:
-                parameter.data = parameter.data.to(self.style.dtype)
-        self.parameters = [named[name] for name in names]
-        self._places = [slot.view(self.gradients) for slot in slots.values()]
+    @property
+    def sheets(self) -> list[Sheet]:
+        """The numbers of the lane's own module, and those of smaller submodels."""
+        return [self.sheet, *(inset.sheet for inset in self.insets)]
 
-    def _scaled(self, names: Iterable[str]) -> dict[str, float]:
+    def _scaled(self) -> dict[str, float]:
         """The factors of parameters whose modules' outputs are multiplied."""
-        if self.scaling is None:
-            return {}
-        factors = self.scaling.factors
+        factors = {} if self.scaling is None else self.scaling.factors
+        names = [name for name, _ in self.module.named_parameters()]
         return {name: factors[name.rpartition(".")[0]] for name in names if name.rpartition(".")[0] in factors}
 
-    def _rounded(self) -> set[str]:
-        """All parameters but those of batch norms, which need their range."""
-        own = {
-            id(parameter)
-            for child in self.module.modules()
-            if isinstance(child, _BatchNorm)
-            for parameter in child.parameters()
-        }
-        return {name for name, parameter in self.module.named_parameters() if id(parameter) not in own}
+    def _made_insets(self) -> list[Inset]:
+        """What runs in the place of the smaller submodels that the loss runs."""
+        if self.fading is not None or self.scaling is not None:
+            return []
+        insets = []
+        for smaller in self.learn.prepare(self.module):
+            smaller.stand_in = inset = Inset(self.plan.server, smaller, self.sheet, self.style)
+            insets.append(inset)
+        return insets
 
     def _make_optimizer(self) -> None:
         """An optimizer over everything at once, with its memory made beforehand and its rate in a tensor."""
         local = self.plan.local
         self.rate = torch.zeros((), device=self.device)
-        whole = nn.Parameter(self.values)
-        whole.grad = self.gradients
+        whole = nn.Parameter(self.sheet.values)
+        whole.grad = self.sheet.gradients
         options: dict[str, Any] = {"lr": self.rate, "weight_decay": local.weight_decay, "fused": True}
         if local.optimizer == "adamw":
             on_cuda = self.device.type == "cuda"
@@ -138,7 +90,7 @@ class Lane:
             self.optimizer = torch.optim.SGD([whole], momentum=local.momentum, **options)
         self.optimizer.step()  # all gradients are 0: makes the memory, moves nothing
         self._whole = whole
-        self._before = torch.zeros_like(self.values) if self._has_memory and self.fading is not None else None
+        self._before = torch.zeros_like(self.sheet.values) if self._has_memory and self.fading is not None else None
 
     @property
     def _has_memory(self) -> bool:
@@ -153,15 +105,6 @@ class Lane:
         The sign of a tiny gradient is rounding, so how far weights moved says something only where gradients are large.
         """
         return self.plan.local.optimizer == "adamw"
-
-    def _make_norms(self) -> None:
-        """Batch norms by torch's own kernels.
-
-        The blocks of cuDNN's wait for each other: on a chip that several clients share, for good.
-        """
-        for child in (child for module in self.modules for child in module.modules()):
-            if isinstance(child, _BatchNorm):
-                child.forward = _without_cudnn(child)  # type: ignore[method-assign,assignment]
 
     def _make_tables(self) -> None:
         """Inputs of several steps, labels, rates and the number of the step."""
@@ -185,21 +128,21 @@ class Lane:
         server = self.plan.server
         found = moves(server.layout, order.share.selection)
         parts = [part_of(server.tensors[name].detach(), move.where) for name, move in found.items()]
-        torch._foreach_copy_([self._targets[move.name] for move in found.values()], parts)
+        torch._foreach_copy_([self.sheet.targets[move.name] for move in found.values()], parts)
         if isinstance(held, Mask):
             for name, kept in held.kept.items():
-                self._targets[name].mul_(kept)
+                self.sheet.targets[name].mul_(kept)
         self.turn = learn.turn
         for mine, theirs in zip(self.learn.constants, learn.constants, strict=True):
             mine.copy_(theirs)
-        if self.limits is not None:
+        if self.sheet.limits is not None:
             limits = learn.fading.limits if learn.fading is not None else {}
-            self.limits.copy_(flat.by_block(self.slots, len(self.values), limits))
+            self.sheet.limits.copy_(flat.by_block(self.sheet.slots, len(self.sheet.values), limits))
         for memory in self.optimizer.state[self._whole].values():
             if isinstance(memory, Tensor):
                 memory.zero_()
         self.total.zero_()
-        self.show()
+        self.sheet.show()
         self._plan_steps(order)
 
     def _plan_steps(self, order: Order) -> None:
@@ -255,29 +198,58 @@ class Lane:
         tables = {**self._inputs, "labels": self._labels, "rates": self._rates}
         return tuple((name, tensor.data_ptr(), tuple(tensor.shape)) for name, tensor in tables.items())
 
-    def show(self) -> None:
-        """Bring what the module sees in line with the values."""
-        if len(self.seen):
-            self.passes.publish(self.values, self.seen, self.limits, self.factors)
-
     # -- one step ------------------------------------------------------------------------------------------------
 
     def step(self, turn: int = 0) -> None:
         """The next step of the client, by the loss whose turn it is."""
         terms = iter(self.learn.terms(turn, self.module, self._batch()))
         loss = next(terms)
-        self._collect(self._hooked(torch.autograd.grad(loss, self.parameters)))
+        begun = self._now()
+        self.sheet.collect(self._hooked(torch.autograd.grad(loss, self.sheet.parameters)))
         loss = loss.detach()  # what it was computed from is not held on to
-        for term in terms:
-            self._add(torch.autograd.grad(term, self.parameters, allow_unused=True))
+        self._add_others(terms, begun)
         self._move(loss)
 
-    @torch.no_grad()
-    def _add(self, gradients: Sequence[Tensor | None]) -> None:
-        """The gradients of another term; those of smaller submodels were added already."""
-        for gradient, place in zip(gradients, self._places, strict=True):
-            if gradient is not None:
-                place.add_(gradient)
+    def _add_others(self, terms: Iterator[Tensor], begun: torch.cuda.Event | None) -> None:
+        """Add the gradients of all other terms, which are found beside each other, one after the other."""
+        found: list[tuple[Sequence[Tensor | None], list[Inset]]] = []
+        while True:
+            with self._aside(len(found), begun):
+                term = next(terms, None)
+                if term is None:
+                    break
+                found.append(self._gradients(term))
+        for stream in self._streams[: len(found) + 1]:  # the last one began, and found no term
+            torch.cuda.current_stream().wait_stream(stream)
+        for own, insets in found:
+            self.sheet.add(own)
+            for inset in insets:
+                inset.give_back()
+
+    def _gradients(self, term: Tensor) -> tuple[Sequence[Tensor | None], list[Inset]]:
+        """Those of the lane's own parameters, and the smaller submodels that have collected theirs."""
+        wanted = [parameter for sheet in self.sheets for parameter in sheet.parameters]
+        given = torch.autograd.grad(term, wanted, allow_unused=True)
+        own, rest = given[: len(self.sheet.parameters)], given[len(self.sheet.parameters) :]
+        touched = []
+        for inset in self.insets:
+            count = len(inset.sheet.parameters)
+            mine, rest = rest[:count], rest[count:]
+            if any(gradient is not None for gradient in mine):
+                inset.collect(mine)
+                touched.append(inset)
+        return own, touched
+
+    def _now(self) -> torch.cuda.Event | None:
+        """Where the stream is."""
+        return torch.cuda.current_stream().record_event() if self._streams else None
+
+    def _aside(self, place: int, begun: torch.cuda.Event | None) -> AbstractContextManager[object]:
+        """A stream for another term of the loss, which begins where the first one was known."""
+        if begun is None or place >= len(self._streams):
+            return nullcontext()
+        self._streams[place].wait_event(begun)
+        return torch.cuda.stream(self._streams[place])
 
     def _batch(self) -> Batch:
         rows = self._rows + self.step_number * len(self._rows)
@@ -285,28 +257,15 @@ class Lane:
         return Batch(inputs, self._labels.index_select(0, rows))
 
     def _hooked(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Gradients after the method's own hook, each laid out as its place is."""
+        """Gradients after the method's own hook."""
         if self.fading is None and self.learn.after_backward is not nothing:
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            for parameter, gradient in zip(self.sheet.parameters, gradients, strict=True):
                 parameter.grad = gradient
             self.learn.after_backward(self.module)
-            gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            for parameter in self.parameters:
+            gradients = [parameter.grad for parameter in self.sheet.parameters if parameter.grad is not None]
+            for parameter in self.sheet.parameters:
                 parameter.grad = None
-        return [_laid_like(gradient, slot) for gradient, slot in zip(gradients, self.slots.values(), strict=True)]
-
-    @torch.no_grad()
-    def _collect(self, gradients: Sequence[Tensor]) -> None:
-        """Gradients into their places."""
-        aware = self.fading is not None and self.fading.aware
-        if self.passes.collect is not None:
-            self.passes.collect(gradients, self.values, self.limits, aware, self.factors, self.gradients)
-        else:
-            flat.collect(gradients, self._places)
-            if self.limits is not None:
-                flat.fade_gradients(self.gradients, self.values, self.limits, aware)
-            if self.factors is not None:
-                flat.scale_gradients(self.gradients, self.factors)
+        return gradients
 
     @torch.no_grad()
     def _move(self, loss: Tensor) -> None:
@@ -314,12 +273,12 @@ class Lane:
         if self.plan.local.clip:
             nn.utils.clip_grad_norm_([self._whole], self.plan.local.clip)
         if self._before is not None:
-            self._before.copy_(self.values)
+            self._before.copy_(self.sheet.values)
         self.rate.copy_(self._rates.index_select(0, self.step_number[None])[0])
         self.optimizer.step()
-        if self._before is not None and self.limits is not None:
-            flat.keep_faded(self.values, self._before, self.limits)
-        self.show()
+        if self._before is not None and self.sheet.limits is not None:
+            flat.keep_faded(self.sheet.values, self._before, self.sheet.limits)
+        self.sheet.show()
         if self.fading is None:
             self.learn.after_step(self.module)
         self.total.add_(loss)
@@ -328,11 +287,19 @@ class Lane:
     def state(self) -> list[Tensor]:
         """All that a step changes, weights and gradients first."""
         memory = [each for each in self.optimizer.state[self._whole].values() if isinstance(each, Tensor)]
-        return [self.values, self.gradients, self.seen, self.total, self.step_number, *memory, *self.module.buffers()]
+        return [
+            self.sheet.values,
+            self.sheet.gradients,
+            self.sheet.seen,
+            self.total,
+            self.step_number,
+            *memory,
+            *self.module.buffers(),
+        ]
 
     def update(self, order: Order) -> dict[str, Tensor]:
         """What the client sends back."""
-        return travelling(self._targets, self.plan.server.layout, order.share.selection)
+        return travelling(self.sheet.targets, self.plan.server.layout, order.share.selection)
 
 
 def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
@@ -344,11 +311,17 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
     return made.contiguous(memory_format=torch.channels_last) if is_image else made
 
 
-def _laid_like(gradient: Tensor, slot: flat.Slot) -> Tensor:
-    return gradient.contiguous(memory_format=torch.channels_last if slot.channels_last else torch.contiguous_format)
+def _without_cudnn(module: nn.Module) -> None:
+    """Let batch norms run torch's own kernels.
+
+    The blocks of cuDNN's wait for each other: on a chip that several clients share, for good.
+    """
+    for norm in module.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.forward = _plainly(norm)  # type: ignore[method-assign,assignment]
 
 
-def _without_cudnn(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
+def _plainly(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
     def forward(values: Tensor) -> Tensor:
         was, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
         try:

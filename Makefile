@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo experiment test test-all test-oldest check bench bench-others bench-gpu bench-edge bench-deploy docs clean
+.PHONY: help setup demo experiment test test-all test-kernels test-oldest check bench bench-others bench-gpu bench-edge bench-deploy docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -23,9 +23,13 @@ demo: setup ## Train a small ViT across devices of three sizes on digits (about 
 test: setup ## Run the tests (a few minutes on 2 cores)
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: setup test-oldest ## Run all tests, the slow ones too, Flower's simulation, and the families on the oldest transformers
+test-all: setup test-kernels test-oldest ## Run all tests, the slow ones too, Flower's simulation, the kernels, and the families on the oldest transformers
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt 'flwr[simulation]'
 	$(BIN)/pytest -n 2
+
+test-kernels: setup ## Run the kernels for GPUs by Triton's interpreter, on the CPU
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check --no-deps triton==3.9.0
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/simulate/test_norms.py
 
 OLDEST := .venv-oldest
 test-oldest: $(OLDEST)/.ready ## Run the tests of the families on the oldest transformers, in an environment of its own

@@ -366,12 +366,12 @@ class Captured:
 def _kernels(lane: Lane) -> list[Any]:
     """Give a lane the passes that are single kernels, where Triton is installed; those that collect have tables to fill."""
     try:
-        from raffm.simulate import kernels
+        from raffm.simulate import kernels, norms
     except ImportError:
         return []
     collectors = [kernels.Collector(sheet.slots, len(sheet.values), sheet.device) for sheet in lane.sheets]
     for sheet, collector in zip(lane.sheets, collectors, strict=True):
-        sheet.passes = Passes(collector, kernels.publish)
+        sheet.passes = Passes(collector, kernels.publish, norms.normalise)
     return collectors
 
 

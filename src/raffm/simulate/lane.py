@@ -7,19 +7,17 @@ to client (weights, batches, rates, limits, the method's constants) is copied in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from raffm.algebra.mask import Mask
 from raffm.algebra.move import extract, moves, part_of, travelling
 from raffm.data.task import Batch
 from raffm.methods.method import Fading, Held, Learn, Scaling, nothing
-from raffm.models.rounding import widened
 from raffm.models.surgery import assembled
 from raffm.rounds.local import order_of
 from raffm.rounds.plan import Order, Plan
@@ -47,10 +45,6 @@ class Lane:
         self._make_optimizer()
         self._make_tables()
         self.insets = self._made_insets()
-        for module in (self.module, *(inset.module for inset in self.insets)):
-            _without_cudnn(module)
-            if style.dtype == torch.bfloat16:
-                module.register_forward_hook(widened)
         self._streams = [torch.cuda.Stream() for _ in self.insets] if self.device.type == "cuda" else []  # type: ignore[no-untyped-call]
 
     # -- buffers -------------------------------------------------------------------------------------------------
@@ -309,27 +303,6 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
     made = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
     is_image = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
     return made.contiguous(memory_format=torch.channels_last) if is_image else made
-
-
-def _without_cudnn(module: nn.Module) -> None:
-    """Let batch norms run torch's own kernels.
-
-    The blocks of cuDNN's wait for each other: on a chip that several clients share, for good.
-    """
-    for norm in module.modules():
-        if isinstance(norm, _BatchNorm):
-            norm.forward = _plainly(norm)  # type: ignore[method-assign,assignment]
-
-
-def _plainly(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
-    def forward(values: Tensor) -> Tensor:
-        was, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
-        try:
-            return type(norm).forward(norm, values)
-        finally:
-            torch.backends.cudnn.enabled = was
-
-    return forward
 
 
 def _exact(scaling: Scaling | None) -> Scaling | None:

@@ -11,7 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raffm.methods.method import Fading
 from raffm.models.label import named_tensors
-from raffm.models.rounding import Precision
+from raffm.models.resnet import StaticBatchNorm
+from raffm.models.rounding import Precision, widened
+from raffm.models.rows import AFFINE, ROWS
 from raffm.simulate import flat
 
 
@@ -30,10 +32,11 @@ class Style:
 
 @dataclass(frozen=True)
 class Passes:
-    """The passes over all numbers of a step: plain ones, or kernels."""
+    """The passes over all numbers of a step, and how batch norms normalise: plain ones, or kernels."""
 
     collect: Callable[[Sequence[Tensor], Tensor, Tensor | None, bool, Tensor | None, Tensor], None] | None = None
     publish: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], None] = flat.publish
+    normalise: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 
 
 class Sheet:
@@ -71,6 +74,30 @@ class Sheet:
         self.parameters = [named[name] for name in names]
         self._places = [slot.view(self.gradients) for slot in self.slots.values()]
         self.passes = Passes()
+        if style.dtype == torch.bfloat16:
+            module.register_forward_hook(widened)
+        for norm in module.modules():
+            if isinstance(norm, _BatchNorm):
+                norm.forward = self._norm(norm, style)  # type: ignore[method-assign,assignment]
+
+    def _norm(self, norm: _BatchNorm, style: Style) -> Callable[[Tensor], Tensor]:
+        """A batch norm by a kernel of ours or torch's own.
+
+        The blocks of cuDNN's wait for each other: on a chip that several clients share, for good.
+        """
+        is_plain = not (isinstance(norm, StaticBatchNorm) and style.channels_last)
+        weight, bias = (getattr(norm, f"{name}{ROWS}", getattr(norm, name)) for name in AFFINE)
+
+        def forward(values: Tensor) -> Tensor:
+            if self.passes.normalise is not None and not is_plain:
+                return self.passes.normalise(values, weight, bias, norm.eps)
+            was, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+            try:
+                return type(norm).forward(norm, values)
+            finally:
+                torch.backends.cudnn.enabled = was
+
+        return forward
 
     @torch.no_grad()
     def show(self) -> None:

@@ -1,0 +1,205 @@
+"""Batch norms as two kernels forward and two backward, for CUDA with Triton; torch's take a dozen.
+
+The kernels of small submodels are so short that a GPU is busy starting them. First every stretch of rows, an image's
+places one after another, is summed by itself, then each program joins the sums that it needs.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-not-found"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDE = 64
+"""Channels that a program handles."""
+
+LONG = 64
+"""Rows that a program loads at a time."""
+
+STRETCHES = 64
+"""How many parts rows are summed in, at most."""
+
+
+def normalise(values: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Images normalised by their own statistics; of tables with several weights and biases, by the first rows."""
+    normed: Tensor = _Normed.apply(values, weight, bias, eps)
+    return normed
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        values = values.contiguous(memory_format=torch.channels_last)
+        channels = values.shape[1]
+        rows = values.numel() // channels
+        parts = min(STRETCHES, -(-rows // LONG))
+        length = -(-rows // parts)
+        parts = -(-rows // length)
+        wide = -(-channels // WIDE)
+        sums = torch.empty(2, parts, channels, device=values.device)
+        about = torch.empty(2, channels, device=values.device)
+        out = torch.empty_like(values)
+        _moments[parts, wide](values, sums, rows, channels, length, parts, LONG, WIDE)
+        joined = triton.next_power_of_2(parts)
+        _normalise[-(-rows // LONG), wide](
+            values, out, sums, weight, bias, about, rows, channels, length, parts, eps, joined, LONG, WIDE
+        )
+        ctx.save_for_backward(values, weight, about)
+        ctx.about = rows, channels, length, parts, joined, wide, bias.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        values, weight, about = ctx.saved_tensors
+        rows, channels, length, parts, joined, wide, dtype = ctx.about
+        given = given.contiguous(memory_format=torch.channels_last)
+        sums = torch.empty(2, parts, channels, device=values.device)
+        out, of_weight = torch.empty_like(values), torch.empty_like(weight)
+        of_bias = torch.empty_like(weight, dtype=dtype)
+        _products[parts, wide](given, values, about, sums, rows, channels, length, parts, LONG, WIDE)
+        others = weight.numel() // channels - 1
+        _spread[-(-rows // LONG), wide](
+            given, values, out, about, sums, weight, of_weight, of_bias, rows, channels, parts, others, joined, LONG, WIDE
+        )
+        return out, of_weight, of_bias, None
+
+
+@triton.jit
+def _moments(values, sums, rows, channels, length, parts, long: tl.constexpr, wide: tl.constexpr):
+    """The mean of every stretch, and the sum of squares around it; numbers are shifted by the first, which rounds less."""
+    part = tl.program_id(0)
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
+    is_channel = column < channels
+    begin = part * length
+    end = tl.minimum(begin + length, rows)
+    shift = tl.load(values + begin * channels + column, mask=is_channel, other=0.0).to(tl.float32)
+    total = tl.zeros([wide], dtype=tl.float32)
+    squares = tl.zeros([wide], dtype=tl.float32)
+    for first in range(begin, end, long):
+        row = first + tl.arange(0, long)
+        is_there = (row < end)[:, None] & is_channel[None, :]
+        found = tl.load(values + row[:, None] * channels + column[None, :], mask=is_there, other=0.0).to(tl.float32)
+        moved = tl.where(is_there, found - shift[None, :], 0.0)
+        total += tl.sum(moved, 0)
+        squares += tl.sum(moved * moved, 0)
+    count = (end - begin).to(tl.float32)
+    tl.store(sums + part * channels + column, shift + total / count, mask=is_channel)
+    tl.store(sums + (parts + part) * channels + column, squares - total * total / count, mask=is_channel)
+
+
+@triton.jit
+def _normalise(
+    values,
+    out,
+    sums,
+    weight,
+    bias,
+    about,
+    rows,
+    channels,
+    length,
+    parts,
+    eps,
+    joined: tl.constexpr,
+    long: tl.constexpr,
+    wide: tl.constexpr,
+):
+    """Join the moments of all stretches, and normalise some rows by them."""
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
+    is_channel = column < channels
+    part = tl.arange(0, joined)
+    is_sum = (part < parts)[:, None] & is_channel[None, :]
+    means = tl.load(sums + part[:, None] * channels + column[None, :], mask=is_sum, other=0.0)
+    squares = tl.load(sums + (parts + part)[:, None] * channels + column[None, :], mask=is_sum, other=0.0)
+    counts = tl.maximum(tl.minimum(length, rows - part * length), 0).to(tl.float32)[:, None]
+    mean = tl.sum(means * counts, 0) / rows
+    apart = means - mean[None, :]
+    variance = (tl.sum(squares, 0) + tl.sum(apart * apart * counts, 0)) / rows
+    inverse = 1.0 / tl.sqrt(variance + eps)
+    if tl.program_id(0) == 0:
+        tl.store(about + column, mean, mask=is_channel)
+        tl.store(about + channels + column, inverse, mask=is_channel)
+    factor = inverse * tl.load(weight + column, mask=is_channel, other=0.0).to(tl.float32)
+    offset = tl.load(bias + column, mask=is_channel, other=0.0).to(tl.float32)
+    row = tl.program_id(0) * long + tl.arange(0, long)
+    place = row[:, None] * channels + column[None, :]
+    is_there = (row < rows)[:, None] & is_channel[None, :]
+    found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)
+    normed = (found - mean[None, :]) * factor[None, :] + offset[None, :]
+    tl.store(out + place, normed.to(out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _products(given, values, about, sums, rows, channels, length, parts, long: tl.constexpr, wide: tl.constexpr):
+    """The sums of every stretch: of gradients, and of gradients times what was normalised."""
+    part = tl.program_id(0)
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
+    is_channel = column < channels
+    begin = part * length
+    end = tl.minimum(begin + length, rows)
+    mean = tl.load(about + column, mask=is_channel, other=0.0)
+    inverse = tl.load(about + channels + column, mask=is_channel, other=0.0)
+    total = tl.zeros([wide], dtype=tl.float32)
+    products = tl.zeros([wide], dtype=tl.float32)
+    for first in range(begin, end, long):
+        row = first + tl.arange(0, long)
+        is_there = (row < end)[:, None] & is_channel[None, :]
+        place = row[:, None] * channels + column[None, :]
+        gradient = tl.load(given + place, mask=is_there, other=0.0).to(tl.float32)
+        found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)
+        total += tl.sum(gradient, 0)
+        products += tl.sum(gradient * (found - mean[None, :]), 0)
+    tl.store(sums + part * channels + column, total, mask=is_channel)
+    tl.store(sums + (parts + part) * channels + column, products * inverse, mask=is_channel)
+
+
+@triton.jit
+def _spread(
+    given,
+    values,
+    out,
+    about,
+    sums,
+    weight,
+    of_weight,
+    of_bias,
+    rows,
+    channels,
+    parts,
+    others,
+    joined: tl.constexpr,
+    long: tl.constexpr,
+    wide: tl.constexpr,
+):
+    """Join the sums of all stretches; the gradients of some rows, and once those of weights and biases."""
+    column = tl.program_id(1) * wide + tl.arange(0, wide)
+    is_channel = column < channels
+    part = tl.arange(0, joined)
+    is_sum = (part < parts)[:, None] & is_channel[None, :]
+    total = tl.sum(tl.load(sums + part[:, None] * channels + column[None, :], mask=is_sum, other=0.0), 0)
+    beside = (parts + part)[:, None] * channels + column[None, :]
+    products = tl.sum(tl.load(sums + beside, mask=is_sum, other=0.0), 0)
+    if tl.program_id(0) == 0:
+        tl.store(of_weight + column, products.to(of_weight.dtype.element_ty), mask=is_channel)
+        tl.store(of_bias + column, total.to(of_bias.dtype.element_ty), mask=is_channel)
+        for other in range(others):
+            place = (other + 1) * channels + column
+            nothing = tl.zeros([wide], dtype=tl.float32)
+            tl.store(of_weight + place, nothing.to(of_weight.dtype.element_ty), mask=is_channel)
+            tl.store(of_bias + place, nothing.to(of_bias.dtype.element_ty), mask=is_channel)
+    mean = tl.load(about + column, mask=is_channel, other=0.0)
+    inverse = tl.load(about + channels + column, mask=is_channel, other=0.0)
+    factor = inverse * tl.load(weight + column, mask=is_channel, other=0.0).to(tl.float32)
+    row = tl.program_id(0) * long + tl.arange(0, long)
+    place = row[:, None] * channels + column[None, :]
+    is_there = (row < rows)[:, None] & is_channel[None, :]
+    gradient = tl.load(given + place, mask=is_there, other=0.0).to(tl.float32)
+    found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)
+    normed = (found - mean[None, :]) * inverse[None, :]
+    spread = factor[None, :] * (gradient - (total / rows)[None, :] - normed * (products / rows)[None, :])
+    tl.store(out + place, spread.to(out.dtype.element_ty), mask=is_there)

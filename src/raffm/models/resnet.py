@@ -71,7 +71,7 @@ class ResNet(nn.Module):
             strides = [1 if place == 0 else 2] + [1] * (depth - 1)
             inputs = [width] + [new] * (depth - 1)
             stages.append(
-                nn.Sequential(*(_Block(old, new, stride, self.config) for old, stride in zip(inputs, strides, strict=True)))
+                nn.Sequential(*(Block(old, new, stride, self.config) for old, stride in zip(inputs, strides, strict=True)))
             )
             width = new
         self.stages = nn.ModuleList(stages)
@@ -108,8 +108,11 @@ class ConvNorm(nn.Module):
         return normed
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
+    """Two convolutions with a shortcut beside them."""
+
     def __init__(self, inputs: int, outputs: int, stride: int, config: ResNetConfig) -> None:
+        """Build one with random weights."""
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm1 = _norm(outputs, config)
@@ -119,8 +122,15 @@ class _Block(nn.Module):
         self.shortcut = nn.Identity() if is_identity else ConvNorm(inputs, outputs, 1, stride, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        inner = functional.relu(self.norm1(self.conv1(hidden)))
-        return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(hidden))
+        """What the next block reads."""
+        inner = self.rectified(self.norm1, self.conv1(hidden))
+        return self.rectified(self.norm2, self.conv2(inner), self.shortcut(hidden))
+
+    @staticmethod
+    def rectified(norm: nn.Module, hidden: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Normed, added to what is beside it, and rectified; a backend may put one kernel in the place of the three."""
+        normed: Tensor = norm(hidden)
+        return functional.relu(normed if beside is None else normed + beside)
 
 
 def _norm(channels: int, config: ResNetConfig) -> nn.Module:

@@ -25,16 +25,24 @@ STRETCHES = 64
 """How many parts rows are summed in, at most."""
 
 
-def normalise(values: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Images normalised by their own statistics; of tables with several weights and biases, by the first rows."""
-    normed: Tensor = _Normed.apply(values, weight, bias, eps)
+def normalise(
+    values: Tensor, weight: Tensor, bias: Tensor, eps: float, is_rectified: bool = False, beside: Tensor | None = None
+) -> Tensor:
+    """Images normalised by their own statistics; of tables with several weights and biases, by the first rows.
+
+    What is `beside` them is added, and what is negative then becomes 0, if asked for.
+    """
+    normed: Tensor = _Normed.apply(values, weight, bias, eps, is_rectified, beside)
     return normed
 
 
 class _Normed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float, is_rectified: bool, beside: Tensor | None
+    ) -> Tensor:
         values = values.contiguous(memory_format=torch.channels_last)
+        beside = None if beside is None else beside.contiguous(memory_format=torch.channels_last)
         channels = values.shape[1]
         rows = values.numel() // channels
         parts = min(STRETCHES, -(-rows // LONG))
@@ -47,26 +55,63 @@ class _Normed(torch.autograd.Function):
         _moments[parts, wide](values, sums, rows, channels, length, parts, LONG, WIDE)
         joined = triton.next_power_of_2(parts)
         _normalise[-(-rows // LONG), wide](
-            values, out, sums, weight, bias, about, rows, channels, length, parts, eps, joined, LONG, WIDE
+            values,
+            values if beside is None else beside,
+            out,
+            sums,
+            weight,
+            bias,
+            about,
+            rows,
+            channels,
+            length,
+            parts,
+            eps,
+            beside is not None,
+            is_rectified,
+            joined,
+            LONG,
+            WIDE,
         )
-        ctx.save_for_backward(values, weight, about)
+        ctx.save_for_backward(values, weight, about, out if is_rectified else values)
+        ctx.kind = beside is not None, is_rectified
         ctx.about = rows, channels, length, parts, joined, wide, bias.dtype
         return out
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        values, weight, about = ctx.saved_tensors
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, Tensor | None]:
+        values, weight, about, result = ctx.saved_tensors
+        has_beside, is_rectified = ctx.kind
         rows, channels, length, parts, joined, wide, dtype = ctx.about
         given = given.contiguous(memory_format=torch.channels_last)
         sums = torch.empty(2, parts, channels, device=values.device)
         out, of_weight = torch.empty_like(values), torch.empty_like(weight)
         of_bias = torch.empty_like(weight, dtype=dtype)
-        _products[parts, wide](given, values, about, sums, rows, channels, length, parts, LONG, WIDE)
+        _products[parts, wide](given, result, values, about, sums, rows, channels, length, parts, is_rectified, LONG, WIDE)
         others = weight.numel() // channels - 1
+        of_beside = torch.empty_like(values) if has_beside else None
         _spread[-(-rows // LONG), wide](
-            given, values, out, about, sums, weight, of_weight, of_bias, rows, channels, parts, others, joined, LONG, WIDE
+            given,
+            result,
+            values,
+            out,
+            out if of_beside is None else of_beside,
+            about,
+            sums,
+            weight,
+            of_weight,
+            of_bias,
+            rows,
+            channels,
+            parts,
+            others,
+            has_beside,
+            is_rectified,
+            joined,
+            LONG,
+            WIDE,
         )
-        return out, of_weight, of_bias, None
+        return out, of_weight, of_bias, None, None, of_beside
 
 
 @triton.jit
@@ -95,6 +140,7 @@ def _moments(values, sums, rows, channels, length, parts, long: tl.constexpr, wi
 @triton.jit
 def _normalise(
     values,
+    beside,
     out,
     sums,
     weight,
@@ -105,11 +151,13 @@ def _normalise(
     length,
     parts,
     eps,
+    has_beside: tl.constexpr,
+    is_rectified: tl.constexpr,
     joined: tl.constexpr,
     long: tl.constexpr,
     wide: tl.constexpr,
 ):
-    """Join the moments of all stretches, and normalise some rows by them."""
+    """Join the moments of all stretches, and normalise some rows by them; rounded where torch's own steps would round."""
     column = tl.program_id(1) * wide + tl.arange(0, wide)
     is_channel = column < channels
     part = tl.arange(0, joined)
@@ -131,11 +179,29 @@ def _normalise(
     is_there = (row < rows)[:, None] & is_channel[None, :]
     found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)
     normed = (found - mean[None, :]) * factor[None, :] + offset[None, :]
+    if has_beside:
+        other = tl.load(beside + place, mask=is_there, other=0.0).to(tl.float32)
+        normed = (normed.to(out.dtype.element_ty).to(tl.float32) + other).to(out.dtype.element_ty).to(tl.float32)
+    if is_rectified:
+        normed = tl.where(normed < 0.0, 0.0, normed)
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=is_there)
 
 
 @triton.jit
-def _products(given, values, about, sums, rows, channels, length, parts, long: tl.constexpr, wide: tl.constexpr):
+def _products(
+    given,
+    result,
+    values,
+    about,
+    sums,
+    rows,
+    channels,
+    length,
+    parts,
+    is_rectified: tl.constexpr,
+    long: tl.constexpr,
+    wide: tl.constexpr,
+):
     """The sums of every stretch: of gradients, and of gradients times what was normalised."""
     part = tl.program_id(0)
     column = tl.program_id(1) * wide + tl.arange(0, wide)
@@ -151,6 +217,8 @@ def _products(given, values, about, sums, rows, channels, length, parts, long: t
         is_there = (row < end)[:, None] & is_channel[None, :]
         place = row[:, None] * channels + column[None, :]
         gradient = tl.load(given + place, mask=is_there, other=0.0).to(tl.float32)
+        if is_rectified:
+            gradient = tl.where(tl.load(result + place, mask=is_there, other=0.0).to(tl.float32) <= 0.0, 0.0, gradient)
         found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)
         total += tl.sum(gradient, 0)
         products += tl.sum(gradient * (found - mean[None, :]), 0)
@@ -161,8 +229,10 @@ def _products(given, values, about, sums, rows, channels, length, parts, long: t
 @triton.jit
 def _spread(
     given,
+    result,
     values,
     out,
+    of_beside,
     about,
     sums,
     weight,
@@ -172,6 +242,8 @@ def _spread(
     channels,
     parts,
     others,
+    has_beside: tl.constexpr,
+    is_rectified: tl.constexpr,
     joined: tl.constexpr,
     long: tl.constexpr,
     wide: tl.constexpr,
@@ -182,16 +254,16 @@ def _spread(
     part = tl.arange(0, joined)
     is_sum = (part < parts)[:, None] & is_channel[None, :]
     total = tl.sum(tl.load(sums + part[:, None] * channels + column[None, :], mask=is_sum, other=0.0), 0)
-    beside = (parts + part)[:, None] * channels + column[None, :]
-    products = tl.sum(tl.load(sums + beside, mask=is_sum, other=0.0), 0)
+    lower = (parts + part)[:, None] * channels + column[None, :]
+    products = tl.sum(tl.load(sums + lower, mask=is_sum, other=0.0), 0)
     if tl.program_id(0) == 0:
         tl.store(of_weight + column, products.to(of_weight.dtype.element_ty), mask=is_channel)
         tl.store(of_bias + column, total.to(of_bias.dtype.element_ty), mask=is_channel)
         for other in range(others):
-            place = (other + 1) * channels + column
+            below = (other + 1) * channels + column
             nothing = tl.zeros([wide], dtype=tl.float32)
-            tl.store(of_weight + place, nothing.to(of_weight.dtype.element_ty), mask=is_channel)
-            tl.store(of_bias + place, nothing.to(of_bias.dtype.element_ty), mask=is_channel)
+            tl.store(of_weight + below, nothing.to(of_weight.dtype.element_ty), mask=is_channel)
+            tl.store(of_bias + below, nothing.to(of_bias.dtype.element_ty), mask=is_channel)
     mean = tl.load(about + column, mask=is_channel, other=0.0)
     inverse = tl.load(about + channels + column, mask=is_channel, other=0.0)
     factor = inverse * tl.load(weight + column, mask=is_channel, other=0.0).to(tl.float32)
@@ -199,6 +271,10 @@ def _spread(
     place = row[:, None] * channels + column[None, :]
     is_there = (row < rows)[:, None] & is_channel[None, :]
     gradient = tl.load(given + place, mask=is_there, other=0.0).to(tl.float32)
+    if is_rectified:
+        gradient = tl.where(tl.load(result + place, mask=is_there, other=0.0).to(tl.float32) <= 0.0, 0.0, gradient)
+    if has_beside:
+        tl.store(of_beside + place, gradient.to(of_beside.dtype.element_ty), mask=is_there)
     found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)
     normed = (found - mean[None, :]) * inverse[None, :]
     spread = factor[None, :] * (gradient - (total / rows)[None, :] - normed * (products / rows)[None, :])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raffm.methods.method import Fading
 from raffm.models.label import named_tensors
-from raffm.models.resnet import StaticBatchNorm
+from raffm.models.resnet import Block, StaticBatchNorm
 from raffm.models.rounding import Precision, widened
 from raffm.models.rows import AFFINE, ROWS
 from raffm.simulate import flat
@@ -36,7 +38,7 @@ class Passes:
 
     collect: Callable[[Sequence[Tensor], Tensor, Tensor | None, bool, Tensor | None, Tensor], None] | None = None
     publish: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], None] = flat.publish
-    normalise: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
+    normalise: Callable[..., Tensor] | None = None
 
 
 class Sheet:
@@ -51,7 +53,7 @@ class Sheet:
         """Put all trained parameters into one piece of memory."""
         named = dict(module.named_parameters())
         self.device = next(iter(named.values())).device
-        self.fading, scaled = fading, factors or {}
+        self._style, self.fading, scaled = style, fading, factors or {}
         rounded = _rounded(module) if style.dtype != torch.float32 else set()
         faded = set(fading.limits) if fading is not None else set()
         trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
@@ -76,28 +78,34 @@ class Sheet:
         self.passes = Passes()
         if style.dtype == torch.bfloat16:
             module.register_forward_hook(widened)
-        for norm in module.modules():
-            if isinstance(norm, _BatchNorm):
-                norm.forward = self._norm(norm, style)  # type: ignore[method-assign,assignment]
+        for part in module.modules():
+            if isinstance(part, _BatchNorm):
+                part.forward = partial(self._normed, part)  # type: ignore[method-assign]
+            if isinstance(part, Block):
+                part.rectified = self._rectified  # type: ignore[method-assign]
 
-    def _norm(self, norm: _BatchNorm, style: Style) -> Callable[[Tensor], Tensor]:
-        """A batch norm by a kernel of ours or torch's own.
+    def _normed(self, norm: _BatchNorm, values: Tensor) -> Tensor:
+        """A batch norm by kernels of ours or torch's own.
 
         The blocks of cuDNN's wait for each other: on a chip that several clients share, for good.
         """
-        is_plain = not (isinstance(norm, StaticBatchNorm) and style.channels_last)
-        weight, bias = (getattr(norm, f"{name}{ROWS}", getattr(norm, name)) for name in AFFINE)
+        if self.passes.normalise is not None and self._is_simple(norm):
+            return self.passes.normalise(values, *_affine(norm), norm.eps)
+        was, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+        try:
+            return type(norm).forward(norm, values)
+        finally:
+            torch.backends.cudnn.enabled = was
 
-        def forward(values: Tensor) -> Tensor:
-            if self.passes.normalise is not None and not is_plain:
-                return self.passes.normalise(values, weight, bias, norm.eps)
-            was, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
-            try:
-                return type(norm).forward(norm, values)
-            finally:
-                torch.backends.cudnn.enabled = was
+    def _rectified(self, norm: nn.Module, hidden: Tensor, beside: Tensor | None = None) -> Tensor:
+        """As `Block.rectified`, in one go where nothing else is done to what a norm gives."""
+        if self.passes.normalise is None or not self._is_simple(norm) or norm._forward_hooks or norm._forward_pre_hooks:
+            return Block.rectified(norm, hidden, beside)
+        return self.passes.normalise(hidden, *_affine(norm), norm.eps, True, beside)
 
-        return forward
+    def _is_simple(self, norm: nn.Module) -> TypeGuard[StaticBatchNorm]:
+        """Whether kernels can do what a norm does: it gathers nothing, and channels are the fastest axis."""
+        return self._style.channels_last and isinstance(norm, StaticBatchNorm)
 
     @torch.no_grad()
     def show(self) -> None:
@@ -136,3 +144,8 @@ def _rounded(module: nn.Module) -> set[str]:
 
 def _laid_like(gradient: Tensor, slot: flat.Slot) -> Tensor:
     return gradient.contiguous(memory_format=torch.channels_last if slot.channels_last else torch.contiguous_format)
+
+
+def _affine(norm: nn.Module) -> list[Tensor]:
+    """The weight and bias of a norm, or the tables whose first rows they are."""
+    return [getattr(norm, f"{name}{ROWS}" if hasattr(norm, f"{name}{ROWS}") else name) for name in AFFINE]

@@ -120,6 +120,7 @@ class Captured:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not is_exact
         self._main = torch.cuda.current_stream()
         self._streams = [torch.cuda.Stream() for _ in range(min(self._width, STREAMS))]  # type: ignore[no-untyped-call]
+        self._has_norms = True  # kernels of our own, for as long as they agree with torch's
         self._copies: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
@@ -323,7 +324,7 @@ class Captured:
         torch.cuda.synchronize()  # nobody may run beside
         torch.cuda.reset_peak_memory_stats()
         plain = self._states(task, lane, steps, turn)
-        collectors = _kernels(lane)
+        collectors = _kernels(lane, self._has_norms)
         self._again(task, lane)
         lane.step(turn)  # has the kernels compiled
         _make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
@@ -338,8 +339,15 @@ class Captured:
         track.graphs[lane.where(), turn] = Recorded(graph, collectors)
         self._again(task, lane)
         apart = max(_replayed(lane, graph, before, after) for before, after in pairwise(plain))
-        if not apart <= TOLERANCE[self._style.precision]:  # not a number is no agreement
-            self._refuse(kind, "a captured step differs from the plain one", f"by {apart:.1e} of its length")
+        if apart <= TOLERANCE[self._style.precision]:
+            return
+        found = f"by {apart:.1e} of its length"  # or by what is not a number
+        if self._has_norms:
+            notice(f"a captured step differs from the plain one ({found}): batch norms are torch's own from now on.")
+            self._has_norms = False
+            self._capture(task, kind, track, turn)
+        else:
+            self._refuse(kind, "a captured step differs from the plain one", found)
 
     def _states(self, task: Task, lane: Lane, steps: int, turn: int) -> list[list[Tensor]]:
         """All that the first steps of a client change, before the first and after each, run plainly."""
@@ -363,7 +371,7 @@ class Captured:
         kind.refused, kind.tracks = reason, []
 
 
-def _kernels(lane: Lane) -> list[Any]:
+def _kernels(lane: Lane, with_norms: bool) -> list[Any]:
     """Give a lane the passes that are single kernels, where Triton is installed; those that collect have tables to fill."""
     try:
         from raffm.simulate import kernels, norms
@@ -371,7 +379,7 @@ def _kernels(lane: Lane) -> list[Any]:
         return []
     collectors = [kernels.Collector(sheet.slots, len(sheet.values), sheet.device) for sheet in lane.sheets]
     for sheet, collector in zip(lane.sheets, collectors, strict=True):
-        sheet.passes = Passes(collector, kernels.publish, norms.normalise)
+        sheet.passes = Passes(collector, kernels.publish, norms.normalise if with_norms else None)
     return collectors
 
 

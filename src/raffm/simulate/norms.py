@@ -8,6 +8,7 @@ places one after another, is summed by itself, then each program joins the sums 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 WIDE = 64
-"""Channels that a program handles."""
+"""Channels that a program handles, at most."""
 
-LONG = 64
-"""Rows that a program loads at a time."""
+TILE = 4096
+"""Numbers that a program loads at a time."""
 
-STRETCHES = 64
+STRETCHES = 32
 """How many parts rows are summed in, at most."""
+
+VECTOR = 8
+"""Numbers that are loaded at once where channels are a multiple of it."""
 
 
 def normalise(
@@ -36,87 +40,103 @@ def normalise(
     return normed
 
 
+@dataclass(frozen=True)
+class _Grid:
+    """How the rows and channels of an image batch are dealt to programs."""
+
+    rows: int
+    channels: int
+
+    @property
+    def wide(self) -> int:
+        """Channels of a program."""
+        return WIDE // 2 if 2 * self.channels <= WIDE else WIDE
+
+    @property
+    def long(self) -> int:
+        """Rows that a program loads at a time."""
+        return TILE // self.wide
+
+    @property
+    def length(self) -> int:
+        """Rows of a stretch."""
+        return max(self.long, -(-self.rows // STRETCHES))
+
+    @property
+    def unit(self) -> int:
+        """What channels are known to be a multiple of."""
+        return 1 if self.channels % VECTOR else VECTOR
+
+    def programs(self, rows: int) -> tuple[int, int]:
+        """One for so many rows, and for its channels."""
+        return -(-self.rows // rows), -(-self.channels // self.wide)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """What kernels are told: rows, channels in units, rows of a stretch."""
+        return self.rows, self.channels // self.unit, self.length
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """What kernels are made for."""
+        return self.unit, self.long, self.wide
+
+
 class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float, is_rectified: bool, beside: Tensor | None
     ) -> Tensor:
-        values = values.contiguous(memory_format=torch.channels_last)
-        beside = None if beside is None else beside.contiguous(memory_format=torch.channels_last)
-        channels = values.shape[1]
-        rows = values.numel() // channels
-        parts = min(STRETCHES, -(-rows // LONG))
-        length = -(-rows // parts)
-        parts = -(-rows // length)
-        wide = -(-channels // WIDE)
-        sums = torch.empty(2, parts, channels, device=values.device)
-        about = torch.empty(2, channels, device=values.device)
+        values = _laid(values)
+        other = values if beside is None else _laid(beside)
+        grid = _Grid(values.numel() // values.shape[1], values.shape[1])
+        kind = beside is not None, is_rectified
+        sums = torch.empty(2, STRETCHES, grid.channels, device=values.device)
+        about = torch.empty(2, grid.channels, device=values.device)
         out = torch.empty_like(values)
-        _moments[parts, wide](values, sums, rows, channels, length, parts, LONG, WIDE)
-        joined = triton.next_power_of_2(parts)
-        _normalise[-(-rows // LONG), wide](
-            values,
-            values if beside is None else beside,
-            out,
-            sums,
-            weight,
-            bias,
-            about,
-            rows,
-            channels,
-            length,
-            parts,
-            eps,
-            beside is not None,
-            is_rectified,
-            joined,
-            LONG,
-            WIDE,
+        _moments[grid.programs(grid.length)](values, sums, *grid.sizes, STRETCHES, *grid.tile)
+        _normalise[grid.programs(grid.long)](
+            values, other, out, sums, weight, bias, about, eps, *grid.sizes, *kind, STRETCHES, *grid.tile
         )
         ctx.save_for_backward(values, weight, about, out if is_rectified else values)
-        ctx.kind = beside is not None, is_rectified
-        ctx.about = rows, channels, length, parts, joined, wide, bias.dtype
+        ctx.about = grid, kind, bias.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, Tensor | None]:
         values, weight, about, result = ctx.saved_tensors
-        has_beside, is_rectified = ctx.kind
-        rows, channels, length, parts, joined, wide, dtype = ctx.about
-        given = given.contiguous(memory_format=torch.channels_last)
-        sums = torch.empty(2, parts, channels, device=values.device)
-        out, of_weight = torch.empty_like(values), torch.empty_like(weight)
-        of_bias = torch.empty_like(weight, dtype=dtype)
-        _products[parts, wide](given, result, values, about, sums, rows, channels, length, parts, is_rectified, LONG, WIDE)
-        others = weight.numel() // channels - 1
-        of_beside = torch.empty_like(values) if has_beside else None
-        _spread[-(-rows // LONG), wide](
-            given,
-            result,
-            values,
-            out,
-            out if of_beside is None else of_beside,
-            about,
-            sums,
-            weight,
-            of_weight,
-            of_bias,
-            rows,
-            channels,
-            parts,
-            others,
-            has_beside,
-            is_rectified,
-            joined,
-            LONG,
-            WIDE,
+        grid, kind, dtype = ctx.about
+        given = _laid(given)
+        sums = torch.empty(2, STRETCHES, grid.channels, device=values.device)
+        out, of_weight, of_bias = torch.empty_like(values), torch.empty_like(weight), torch.empty_like(weight, dtype=dtype)
+        of_other = torch.empty_like(values) if kind[0] else out
+        _products[grid.programs(grid.length)](given, result, values, about, sums, *grid.sizes, kind[1], STRETCHES, *grid.tile)
+        tables = weight, of_weight, of_bias, weight.numel() // grid.channels - 1
+        _spread[grid.programs(grid.long)](
+            given, result, values, out, of_other, about, sums, *tables, *grid.sizes, *kind, STRETCHES, *grid.tile
         )
-        return out, of_weight, of_bias, None, None, of_beside
+        return out, of_weight, of_bias, None, None, of_other if kind[0] else None
 
 
-@triton.jit
-def _moments(values, sums, rows, channels, length, parts, long: tl.constexpr, wide: tl.constexpr):
+def _laid(images: Tensor) -> Tensor:
+    """With channels as the fastest axis: rows of channels."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+@triton.jit(do_not_specialize=["rows", "units", "length"])
+def _moments(
+    values,
+    sums,
+    rows,
+    units,
+    length,
+    stretches: tl.constexpr,
+    unit: tl.constexpr,
+    long: tl.constexpr,
+    wide: tl.constexpr,
+):
     """The mean of every stretch, and the sum of squares around it; numbers are shifted by the first, which rounds less."""
+    channels = units * unit
     part = tl.program_id(0)
     column = tl.program_id(1) * wide + tl.arange(0, wide)
     is_channel = column < channels
@@ -134,10 +154,10 @@ def _moments(values, sums, rows, channels, length, parts, long: tl.constexpr, wi
         squares += tl.sum(moved * moved, 0)
     count = (end - begin).to(tl.float32)
     tl.store(sums + part * channels + column, shift + total / count, mask=is_channel)
-    tl.store(sums + (parts + part) * channels + column, squares - total * total / count, mask=is_channel)
+    tl.store(sums + (stretches + part) * channels + column, squares - total * total / count, mask=is_channel)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "units", "length"])
 def _normalise(
     values,
     beside,
@@ -146,24 +166,25 @@ def _normalise(
     weight,
     bias,
     about,
-    rows,
-    channels,
-    length,
-    parts,
     eps,
+    rows,
+    units,
+    length,
     has_beside: tl.constexpr,
     is_rectified: tl.constexpr,
-    joined: tl.constexpr,
+    stretches: tl.constexpr,
+    unit: tl.constexpr,
     long: tl.constexpr,
     wide: tl.constexpr,
 ):
     """Join the moments of all stretches, and normalise some rows by them; rounded where torch's own steps would round."""
+    channels = units * unit
     column = tl.program_id(1) * wide + tl.arange(0, wide)
     is_channel = column < channels
-    part = tl.arange(0, joined)
-    is_sum = (part < parts)[:, None] & is_channel[None, :]
+    part = tl.arange(0, stretches)
+    is_sum = (part * length < rows)[:, None] & is_channel[None, :]
     means = tl.load(sums + part[:, None] * channels + column[None, :], mask=is_sum, other=0.0)
-    squares = tl.load(sums + (parts + part)[:, None] * channels + column[None, :], mask=is_sum, other=0.0)
+    squares = tl.load(sums + (stretches + part)[:, None] * channels + column[None, :], mask=is_sum, other=0.0)
     counts = tl.maximum(tl.minimum(length, rows - part * length), 0).to(tl.float32)[:, None]
     mean = tl.sum(means * counts, 0) / rows
     apart = means - mean[None, :]
@@ -187,7 +208,7 @@ def _normalise(
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=is_there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "units", "length"])
 def _products(
     given,
     result,
@@ -195,14 +216,16 @@ def _products(
     about,
     sums,
     rows,
-    channels,
+    units,
     length,
-    parts,
     is_rectified: tl.constexpr,
+    stretches: tl.constexpr,
+    unit: tl.constexpr,
     long: tl.constexpr,
     wide: tl.constexpr,
 ):
     """The sums of every stretch: of gradients, and of gradients times what was normalised."""
+    channels = units * unit
     part = tl.program_id(0)
     column = tl.program_id(1) * wide + tl.arange(0, wide)
     is_channel = column < channels
@@ -223,10 +246,10 @@ def _products(
         total += tl.sum(gradient, 0)
         products += tl.sum(gradient * (found - mean[None, :]), 0)
     tl.store(sums + part * channels + column, total, mask=is_channel)
-    tl.store(sums + (parts + part) * channels + column, products * inverse, mask=is_channel)
+    tl.store(sums + (stretches + part) * channels + column, products * inverse, mask=is_channel)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["others", "rows", "units", "length"])
 def _spread(
     given,
     result,
@@ -238,23 +261,25 @@ def _spread(
     weight,
     of_weight,
     of_bias,
-    rows,
-    channels,
-    parts,
     others,
+    rows,
+    units,
+    length,
     has_beside: tl.constexpr,
     is_rectified: tl.constexpr,
-    joined: tl.constexpr,
+    stretches: tl.constexpr,
+    unit: tl.constexpr,
     long: tl.constexpr,
     wide: tl.constexpr,
 ):
     """Join the sums of all stretches; the gradients of some rows, and once those of weights and biases."""
+    channels = units * unit
     column = tl.program_id(1) * wide + tl.arange(0, wide)
     is_channel = column < channels
-    part = tl.arange(0, joined)
-    is_sum = (part < parts)[:, None] & is_channel[None, :]
+    part = tl.arange(0, stretches)
+    is_sum = (part * length < rows)[:, None] & is_channel[None, :]
     total = tl.sum(tl.load(sums + part[:, None] * channels + column[None, :], mask=is_sum, other=0.0), 0)
-    lower = (parts + part)[:, None] * channels + column[None, :]
+    lower = (stretches + part)[:, None] * channels + column[None, :]
     products = tl.sum(tl.load(sums + lower, mask=is_sum, other=0.0), 0)
     if tl.program_id(0) == 0:
         tl.store(of_weight + column, products.to(of_weight.dtype.element_ty), mask=is_channel)

@@ -10,18 +10,17 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from raffm.algebra.tally import Tally
-from raffm.errors import RunError
 from raffm.methods.method import Client, Held, Learn, Share, Update, nothing
 from raffm.notices import notice
 from raffm.rounds.backend import Tick, by_shape
@@ -29,7 +28,9 @@ from raffm.rounds.local import dropout_seed
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop, merged, seeded, shape_of
+from raffm.simulate.graph import Recorded, apart_when_replayed, recorded, with_kernels
 from raffm.simulate.lane import Lane, limits_are_usable
+from raffm.simulate.room import full, is_full, make_sure_of
 from raffm.simulate.sheet import Passes, Style
 
 T = TypeVar("T")
@@ -52,19 +53,8 @@ CHECKED = 3
 SPARE = 1.5
 """Room that is asked for before a capture, in peaks of a plain step: memory that runs out during a capture breaks it."""
 
-TINY = 1e-30
-"""Below this a length is nothing."""
-
 TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 """How far the two may be apart after a step, relative to how far the weights moved."""
-
-
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """The graph of a step, and the tables on the device that it reads, which must live as long."""
-
-    graph: torch.cuda.CUDAGraph
-    tables: object
 
 
 @dataclass(eq=False)
@@ -213,7 +203,7 @@ class Captured:
             begun = Running(task, track, stream, self._steps(task, kind, track, stream))
             next(begun.steps, None)
         except RuntimeError as error:
-            if not _is_full(error):
+            if not is_full(error):
                 raise
             self._without_room(running, error)
             return None if running else self._begun(task, running)
@@ -250,7 +240,7 @@ class Captured:
         """Go on with fewer lanes; where not even one fits, say what was asked for."""
         given_up = self._give_up({id(each.track) for each in running})
         if not running and not given_up:
-            raise _full("a single client", error, "Use a smaller batch or model") from None
+            raise full("a single client", error, "Use a smaller batch or model") from None
         self._width = len(running) or max(1, given_up - 1)
         notice(f"the GPU has room for {self._width} clients at a time.")
 
@@ -268,10 +258,10 @@ class Captured:
         try:
             return run()
         except RuntimeError as error:
-            if not _is_full(error):
+            if not is_full(error):
                 raise
             if not self._give_up(set()):
-                raise _full(what, error, remedy) from None
+                raise full(what, error, remedy) from None
         return self._with_room(what, remedy, run)
 
     # -- one client ----------------------------------------------------------------------------------------------
@@ -324,21 +314,21 @@ class Captured:
         torch.cuda.synchronize()  # nobody may run beside
         torch.cuda.reset_peak_memory_stats()
         plain = self._states(task, lane, steps, turn)
-        collectors = _kernels(lane, self._has_norms)
+        collectors = with_kernels(lane, self._has_norms)
         self._again(task, lane)
         lane.step(turn)  # has the kernels compiled
-        _make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
+        make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
         kind.draws = source.get_offset() != drawn
         try:
-            graph = _recorded(lane, collectors, turn)
+            graph = recorded(lane, collectors, turn)
         except RuntimeError as error:
-            if _is_full(error):
+            if is_full(error):
                 raise
             self._refuse(kind, "it cannot be captured", str(error).splitlines()[0])
             return
         track.graphs[lane.where(), turn] = Recorded(graph, collectors)
         self._again(task, lane)
-        apart = max(_replayed(lane, graph, before, after) for before, after in pairwise(plain))
+        apart = max(apart_when_replayed(lane, graph, before, after) for before, after in pairwise(plain))
         if apart <= TOLERANCE[self._style.precision]:
             return
         found = f"by {apart:.1e} of its length"  # or by what is not a number
@@ -369,84 +359,3 @@ class Captured:
         if not any(other.refused == reason for other in self._kinds.values()):
             notice(f"steps of {self._plan.method.name} run plainly: {reason} ({found}).")
         kind.refused, kind.tracks = reason, []
-
-
-def _kernels(lane: Lane, with_norms: bool) -> list[Any]:
-    """Give a lane the passes that are single kernels, where Triton is installed; those that collect have tables to fill."""
-    try:
-        from raffm.simulate import kernels, norms
-    except ImportError:
-        return []
-    collectors = [kernels.Collector(sheet.slots, len(sheet.values), sheet.device) for sheet in lane.sheets]
-    for sheet, collector in zip(lane.sheets, collectors, strict=True):
-        sheet.passes = Passes(collector, kernels.publish, norms.normalise if with_norms else None)
-    return collectors
-
-
-FULL = ("out of memory", "unable to find an engine", "ALLOC_FAILED")
-"""How the libraries on a GPU say that its memory is full; cuDNN finds no algorithm whose buffers fit."""
-
-
-def _is_full(error: RuntimeError) -> bool:
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in FULL)
-
-
-def _full(what: str, error: RuntimeError, remedy: str) -> RunError:
-    asked = str(error).partition(". GPU")[0].splitlines()[0]
-    used, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
-    held = f"{used / 2**30:.2f} of its {total / 2**30:.2f} GiB are in use"
-    return RunError(f"the GPU's memory does not hold {what}: {asked} ({held}). {remedy}.")
-
-
-def _recorded(lane: Lane, collectors: Sequence[Any], turn: int) -> torch.cuda.CUDAGraph:
-    """The graph of a lane's step."""
-    graph = torch.cuda.CUDAGraph()
-    with _own_workspace():
-        graph.capture_begin()
-        try:
-            lane.step(turn)
-        except BaseException:
-            with suppress(RuntimeError):  # says that the capture is broken
-                graph.capture_end()
-            raise
-        graph.capture_end()
-    for collector in collectors:
-        collector.write_table()
-    return graph
-
-
-@contextmanager
-def _own_workspace() -> Iterator[None]:
-    """Have cuBLAS take new memory to work in, and forget it afterwards.
-
-    It keeps one piece a stream. Graphs captured on the same stream would share it, and be replayed beside each other: products
-    that count their parts in there come out wrong, or wait for good.
-    """
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
-
-
-def _make_sure_of(room: int) -> None:
-    """Fail now where so many bytes are not to be had."""
-    torch.cuda.empty_cache()
-    torch.empty(room, dtype=torch.uint8, device="cuda")
-    torch.cuda.empty_cache()
-
-
-def _replayed(lane: Lane, graph: torch.cuda.CUDAGraph, before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """How far a replayed step ends from the plain one: weights relative to how far they moved, all else to its length."""
-    torch._foreach_copy_(lane.state(), list(before))
-    graph.replay()
-    lengths = [after[0] - before[0], *after[1:]]
-    weighed = [after[1].abs() if lane.is_sign_like else None, *(None for _ in after[1:])]
-    compared = zip(lane.state(), after, lengths, weighed, strict=True)
-    return max(_apart(found - plain, length, weights) for found, plain, length, weights in compared)
-
-
-def _apart(gap: Tensor, length: Tensor, weights: Tensor | None) -> float:
-    """How long a gap is next to a length; elements count by their weights."""
-    gap, length = (each.float() if weights is None else each.float() * weights for each in (gap, length))
-    return float(gap.norm() / length.norm().clamp_min(TINY))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from experiments import fiarse_table, nested, post_training, salient_parameters, system_heterogeneity
@@ -29,7 +30,7 @@ class Shown:
     text: Callable[[Options], str]
     others: Sequence[str] = ()
 
-    @property
+    @cached_property
     def scales(self) -> dict[str, tuple[Options, str]]:
         """The scales that have tables, with these."""
         every = {scale: options_at(self.place, scale, self.others) for scale in SCALES}

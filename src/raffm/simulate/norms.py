@@ -208,6 +208,15 @@ def _normalise(
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=is_there)
 
 
+@triton.jit
+def _gradient(given, result, places, is_there, is_rectified: tl.constexpr):
+    """That of what was normalised: nothing where the rectifier cut."""
+    gradient = tl.load(given + places, mask=is_there, other=0.0).to(tl.float32)
+    if is_rectified:
+        gradient = tl.where(tl.load(result + places, mask=is_there, other=0.0).to(tl.float32) <= 0.0, 0.0, gradient)
+    return gradient
+
+
 @triton.jit(do_not_specialize=["rows", "units", "length"])
 def _products(
     given,
@@ -239,9 +248,7 @@ def _products(
         row = first + tl.arange(0, long)
         is_there = (row < end)[:, None] & is_channel[None, :]
         place = row[:, None] * channels + column[None, :]
-        gradient = tl.load(given + place, mask=is_there, other=0.0).to(tl.float32)
-        if is_rectified:
-            gradient = tl.where(tl.load(result + place, mask=is_there, other=0.0).to(tl.float32) <= 0.0, 0.0, gradient)
+        gradient = _gradient(given, result, place, is_there, is_rectified)
         found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)
         total += tl.sum(gradient, 0)
         products += tl.sum(gradient * (found - mean[None, :]), 0)
@@ -295,9 +302,7 @@ def _spread(
     row = tl.program_id(0) * long + tl.arange(0, long)
     place = row[:, None] * channels + column[None, :]
     is_there = (row < rows)[:, None] & is_channel[None, :]
-    gradient = tl.load(given + place, mask=is_there, other=0.0).to(tl.float32)
-    if is_rectified:
-        gradient = tl.where(tl.load(result + place, mask=is_there, other=0.0).to(tl.float32) <= 0.0, 0.0, gradient)
+    gradient = _gradient(given, result, place, is_there, is_rectified)
     if has_beside:
         tl.store(of_beside + place, gradient.to(of_beside.dtype.element_ty), mask=is_there)
     found = tl.load(values + place, mask=is_there, other=0.0).to(tl.float32)

@@ -22,6 +22,7 @@ from laws.oracle import assert_equals_oracle, assert_same_bits
 from laws.strategies import World, block_of, cuts, rankings, seeds, sizes, worlds
 from raffm.algebra.axis import coordinates, names, parse, parse_label, value
 from raffm.algebra.blocks import depth_of, is_place, place_value
+from raffm.algebra.group import Group
 from raffm.algebra.inside import inside, views, within
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import extract, gather, moves, permute, put
@@ -305,6 +306,19 @@ def test_whoever_was_sent_a_submodel_finds_the_smaller_one_in_it_without_knowing
     counts = {name: kept if name in layout.depths else kept.shape[-1] for name, kept in outer.kept.items()}
     sent, stood_in = extract(tensors, layout, outer), layout.select(counts)
     assert_same_bits(views(sent, layout, stood_in, within(layout, outer, both)), extract(tensors, layout, both))
+
+
+def test_what_lies_in_a_block_that_the_smaller_one_lacks_is_not_looked_for() -> None:
+    labels = {f"encoder.{block}.q": parse_label(f"4 -> heads*layers.{block}.qk when layers[{block}]") for block in range(3)}
+    fibred = [Group(f"layers.{block}.qk", 3, base="heads") for block in range(3)]
+    groups = [Group("layers", 3, path="encoder"), Group("heads", 2), *fibred]
+    layout = Layout.build(labels, dict.fromkeys(labels, (6, 4)), groups)
+    outer = layout.select({"layers": [0, 2], "layers.2.qk": [[2], [1]]})
+    inner = layout.select({"layers": [0], "heads": [1]})
+    tensors = {name: torch.randn(6, 4) for name in labels}
+    stood_in = layout.select({"layers": [0, 2], "layers.2.qk": 1})
+    seen = views(extract(tensors, layout, outer), layout, stood_in, within(layout, outer, inner))
+    assert_same_bits(seen, extract(tensors, layout, inner))
 
 
 def _doubled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from raffm.algebra.axis import Where, as_stretch
 from raffm.algebra.layout import Layout
 from raffm.algebra.move import Move, Tensors, moves, part_of, scatter
-from raffm.algebra.selection import Selection
+from raffm.algebra.selection import Indices, Selection
 from raffm.errors import SelectionError
 
 
@@ -47,9 +47,9 @@ def _listed(where: Where, length: int) -> Tensor:
 
 def within(layout: Layout, outer: Selection, inner: Selection) -> Selection:
     """The inner submodel for whoever has the first indices of every group, but for blocks, in place of the outer one's."""
-    chosen: dict[str, Tensor] = {}
-    for name, kept in outer.kept.items():  # what only the outer one cuts is whole for the inner one
-        chosen[name] = kept if name in layout.depths else torch.arange(kept.shape[-1]).expand(kept.shape)
+    chosen: dict[str, Tensor | Indices] = {}
+    for name, kept in outer.kept.items():  # what only the outer one cuts is whole for the inner one, or in a dropped block
+        chosen[name] = kept if name in layout.depths else kept.shape[-1]
     for name, kept in inner.kept.items():
         base, given = layout.bases.get(name), outer.kept.get(name)
         if name in layout.depths:
@@ -61,7 +61,7 @@ def within(layout: Layout, outer: Selection, inner: Selection) -> Selection:
             rows = [known.index(row) for row in _rows(inner, layout, base)]
             pairs = zip(rows, kept, strict=True)
             chosen[name] = torch.stack([own if given is None else _places(name, given[row], own) for row, own in pairs])
-    return layout.select(dict(chosen))
+    return layout.select(chosen)
 
 
 def _places(name: str, known: Tensor, wanted: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.running import Content, is_average, tail_mean
-from experiments.tables import table
+from experiments.tables import plain_table, table
 from raffm.devices.fleet import fleet_of
 from raffm.report.drawing import COLOURS, figure_of, look_of
 
@@ -137,6 +137,30 @@ def accuracies(title: str, by_method: Mapping[str, Sequence[Content]], scores: S
             rows.append([f"**{TITLES[method]}, mean**", "", *means[0], *means[1]])
     sizes = [*widest, "mean", *(f"{size} avg" for size in widest), "mean avg"]
     return table(title, ["", "rate", *sizes], rows)
+
+
+def glance(by_method: Mapping[str, Sequence[Content]]) -> str:
+    """A row for every method, the best first: means over seeds, and the work of what devices of every size are served."""
+    there = {method: runs for method, runs in by_method.items() if runs}
+    if not there:
+        return ""
+    widest = max((list(sizes_of(runs[0], False)) for runs in there.values()), key=len)
+    whole = max(_deployed(runs[0])[-1] for runs in there.values())
+    rows: list[tuple[float, list[str]]] = []
+    for method, runs in there.items():
+        wholes = [fmean(mean_of(run, averaged) for run in runs) for averaged in (False, True)]
+        least = [fmean(by_size(run, averaged)[widest[-1]] for run in runs) for averaged in (False, True)]
+        work = ", ".join(f"{flops / whole:.2g}" for flops in reversed(_deployed(runs[0])))
+        scores = [f"{each:.1f}" for each in (*wholes, *least)]
+        rows.append((wholes[0], [TITLES[method], str(len(runs)), *scores, work]))
+    head = ["", "seeds", "mean of all sizes", "avg", f"at {widest[-1]}", "avg", f"work deployed at {', '.join(widest)}"]
+    return plain_table(head, [row for _, row in sorted(rows, key=lambda entry: -entry[0])])
+
+
+def _deployed(run: Content) -> list[int]:
+    """FLOPs of what devices are served, the least first."""
+    names = set(sizes_of(run, False).values())
+    return sorted(size["flops"] for size in run["sizes"] if size["name"] in names)
 
 
 def _cells(run: Content, widest: Sequence[str], scores: Scores = by_size) -> list[str]:

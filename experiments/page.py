@@ -73,6 +73,11 @@ def page() -> str:
     return "\n\n".join(_section(name, shown) for name, shown in EXPERIMENTS.items())
 
 
+def glance() -> str:
+    """All methods on CIFAR-10, a row each."""
+    return fiarse_report.overview(EXPERIMENTS["fiarse_table"].scales["full"][0])
+
+
 def _section(name: str, shown: Shown) -> str:
     about = f"Question, command and what it means: [experiments/{name}](../experiments/{name}/README.md)."
     drawn = [path for options, _ in shown.scales.values() for path in sorted(options.out.glob("*.png"))]

@@ -14,8 +14,12 @@ MARKS = "<!-- results -->\n", "<!-- end of results -->\n"
 
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with a heading."""
-    lines = [head, ["---"] * len(head), *rows]
-    return f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"### {title}\n\n{plain_table(head, rows)}"
+
+
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table by itself."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def joined(parts: Iterable[str]) -> str:

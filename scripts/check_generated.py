@@ -298,6 +298,7 @@ GENERATED = {
     "salience": ("docs/salience.md", salience_table),
     "comparison": ("docs/methods/README.md", comparison_table),
     "results": ("docs/results.md", page.page),
+    "glance": ("README.md", page.glance),
 }
 
 

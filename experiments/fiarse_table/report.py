@@ -13,6 +13,7 @@ from experiments.comparing import (
     by_round,
     costs,
     differences,
+    glance,
     known,
     last_by_size,
     local_by_size,
@@ -72,6 +73,12 @@ WORDS = {
 def write(options: Options) -> None:
     """Write the tables and plots of what is there."""
     write_report(options.out, text(options), _figures(_found(options)))
+
+
+def overview(options: Options) -> str:
+    """A row for every method on CIFAR-10."""
+    found = _found(options)
+    return glance({method: seeds_of(found, method) for method in METHODS if method not in FULL_ONLY})
 
 
 def text(options: Options) -> str:

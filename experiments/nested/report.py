@@ -79,6 +79,7 @@ def _ablation(found: Found) -> dict[str, Content]:
 def _compute(found: Found) -> dict[str, Content]:
     runs = {
         "nested on uniform shapes, 100 steps": found.get("ablation-uniform"),
+        "HeteroFL, 100 steps": found.get("heterofl-seed0"),
         "HeteroFL, 132 steps": found.get("heterofl-longer"),
         "nested, at most the FLOPs of uniform shapes": found.get("nested-bound"),
     }

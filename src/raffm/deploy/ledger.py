@@ -117,7 +117,7 @@ def refuse_classes(known: Known, classes: int) -> None:
 
 def fleet_of(known: Sequence[Known], fits: Callable[[Budget], float], method: Method | None = None) -> Fleet:
     """A tier for every kind of device, and who has which: `fits` gives the part of the model that limits leave."""
-    tiers = [tier_for(each, fits, getattr(method, "heeds_budgets", False)) for each in known]
+    tiers = [tier_for(each, fits, method is not None and method.heeds_budgets) for each in known]
     kinds = sorted(set(tiers), key=lambda tier: (-tier.size, repr(tier)))
     return Fleet(tuple(kinds), dealt=tuple(kinds.index(tier) for tier in tiers))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -183,6 +183,16 @@ class Method(Protocol):
         """The name by which users pick the method."""
         ...
 
+    @property
+    def average(self) -> float:
+        """By what the weights of the server's average fall from round to round, unless a run says; 0 for no average."""
+        ...
+
+    @property
+    def heeds_budgets(self) -> bool:
+        """Whether it reads the limits of devices, besides their sizes."""
+        ...
+
     def adapt(self, server: Labelled, seed: int, fleet: Sequence[float]) -> Labelled:
         """The model to train, from the given one, whose tensors it shares; `fleet` are the sizes that clients have."""
         ...
@@ -226,6 +236,9 @@ class Method(Protocol):
 
 class Usual:
     """What most methods do: they train the given model, by the task's loss, and count what was held."""
+
+    average: ClassVar[float] = 0.0
+    heeds_budgets: ClassVar[bool] = False
 
     def adapt(self, server: Labelled, seed: int, fleet: Sequence[float]) -> Labelled:
         """The model as it is."""

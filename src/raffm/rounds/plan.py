@@ -183,7 +183,7 @@ class Plan:
             raise RunError(f"the data have {len(self.data.dataset.classes)} classes, but the model's head has {head}.")
         self.participation.count(self.data.clients)
         budgets = [tier for tier in self.fleet.tiers if tier.budget is not None]
-        if budgets and not getattr(self.method, "heeds_budgets", False):
+        if budgets and not self.method.heeds_budgets:
             raise RunError(
                 f"{self.method.name} cuts by size and does not read limits such as those of {budgets[0].label!r}. Leave them "
                 "out, or choose raffm."
@@ -195,8 +195,7 @@ class Plan:
     @property
     def decay(self) -> float:
         """By what the weights of the server's average fall from round to round; 0 where there is none."""
-        usual: float = getattr(self.method, "average", 0.0)
-        return usual if self.merging.average is None else self.merging.average
+        return self.method.average if self.merging.average is None else self.merging.average
 
     def tally(self) -> Tally:
         """What counts the updates of a round."""

@@ -26,7 +26,7 @@ TITLES = {
     "smallest-balanced": "smallest for all, balanced",
     "heterofl": "HeteroFL (no scaler, no label mask)",
     "heterofl-both": "HeteroFL (scaler and label mask)",
-    "fedrolex": "FedRolex",
+    "fedrolex": "FedRolex (no scaler, no label mask)",
     "scalefl": "ScaleFL",
     "fiarse-stages": "FIARSE, a threshold a stage",
     "pruning-greedy": "pruning-greedy",
@@ -145,22 +145,28 @@ def glance(by_method: Mapping[str, Sequence[Content]]) -> str:
     if not there:
         return ""
     widest = max((list(sizes_of(runs[0], False)) for runs in there.values()), key=len)
-    whole = max(_deployed(runs[0])[-1] for runs in there.values())
     rows: list[tuple[float, list[str]]] = []
     for method, runs in there.items():
         wholes = [fmean(mean_of(run, averaged) for run in runs) for averaged in (False, True)]
         least = [fmean(by_size(run, averaged)[widest[-1]] for run in runs) for averaged in (False, True)]
-        work = ", ".join(f"{flops / whole:.2g}" for flops in reversed(_deployed(runs[0])))
         scores = [f"{each:.1f}" for each in (*wholes, *least)]
-        rows.append((wholes[0], [TITLES[method], str(len(runs)), *scores, work]))
-    head = ["", "seeds", "mean of all sizes", "avg", f"at {widest[-1]}", "avg", f"work deployed at {', '.join(widest)}"]
+        rows.append((wholes[0], [TITLES[method], str(len(runs)), *scores, _deployed(runs[0])]))
+    head = [
+        "",
+        "seeds",
+        "mean of all sizes",
+        "avg",
+        f"at {widest[-1]}",
+        "avg",
+        f"M multiply-adds deployed at {', '.join(widest)}",
+    ]
     return plain_table(head, [row for _, row in sorted(rows, key=lambda entry: -entry[0])])
 
 
-def _deployed(run: Content) -> list[int]:
-    """FLOPs of what devices are served, the least first."""
-    names = set(sizes_of(run, False).values())
-    return sorted(size["flops"] for size in run["sizes"] if size["name"] in names)
+def _deployed(run: Content) -> str:
+    """The work of what devices are served, from the largest size to the smallest."""
+    flops = {size["name"]: size["flops"] for size in run["sizes"]}
+    return ", ".join(f"{flops[name] / 2e6:.0f}" for name in sizes_of(run, False).values())
 
 
 def _cells(run: Content, widest: Sequence[str], scores: Scores = by_size) -> list[str]:
@@ -183,12 +189,12 @@ def _averaged(runs: Sequence[Content], widest: Sequence[str], averaged: bool, sc
     return [*columns, f"**{fmean(means):.1f}** ({min(means):.1f} to {max(means):.1f})" if means else ""]
 
 
-def single(title: str, runs: Mapping[str, Content]) -> str:
+def single(title: str, runs: Mapping[str, Content], scores: Scores = by_size) -> str:
     """Runs of one seed, a row each, with what their clients take."""
     if not runs:
         return ""
     widest = max((list(sizes_of(run, False)) for run in runs.values()), key=len)
-    rows = [[name, f"{run['run']['local']['lr']:g}", *_cells(run, widest), _taken(run)] for name, run in runs.items()]
+    rows = [[name, f"{run['run']['local']['lr']:g}", *_cells(run, widest, scores), _taken(run)] for name, run in runs.items()]
     sizes = [*widest, "mean", *(f"{size} avg" for size in widest), "mean avg"]
     return table(title, ["", "rate", *sizes, "MB down, GFLOP an example, by size"], rows)
 
@@ -224,8 +230,8 @@ def costs(found: Found, methods: Sequence[str]) -> str:
 # -- differences -----------------------------------------------------------------------------------------------------
 
 
-def differences(method: str, finals: Mapping[str, Sequence[Content]], others: Sequence[str]) -> str:
-    """A method against others, seed by seed."""
+def differences(method: str, finals: Mapping[str, Sequence[Content]], others: Iterable[str], of: str = "") -> str:
+    """A method against others, seed by seed; `of` says in which runs."""
     rows = []
     for other in others:
         theirs = {run["run"]["seed"]: run for run in finals.get(other, ())}
@@ -234,7 +240,7 @@ def differences(method: str, finals: Mapping[str, Sequence[Content]], others: Se
             if seed in theirs:
                 cells = [difference(mine, theirs[seed], *asked) for asked in ASKED.values()]
                 rows.append([f"{TITLES[method]} against {TITLES[other]}, seed {seed}", *cells])
-    title = "Differences at the last evaluation, in points: clients' means over sizes, 95 % by bootstrap over clients"
+    title = f"Differences at the last evaluation{of}, in points: clients' means over sizes, 95 % by bootstrap over clients"
     return table(title, ["", *ASKED], rows) if rows else ""
 
 
@@ -269,7 +275,9 @@ def times(finals: Mapping[str, Sequence[Content]]) -> str:
     for method, runs in finals.items():
         for run in runs[:1]:
             rows.append([TITLES[method], *(_hours(run, level) for level in LEVELS)])
-    title = "Virtual hours until the mean over sizes, last model, is so accurate (seed 0; every device 10 GFLOP/s, 1 MB/s)"
+    title = (
+        "Virtual hours until the mean over sizes, last model, is so accurate (seed 0; every device 10 GFLOP/s, 1 MB/s: assumed)"
+    )
     return table(title, ["", *(f"{100 * level:g} %" for level in LEVELS)], rows) if rows else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -33,12 +34,49 @@ from raffm.rounds.results import Results, from_json
 SHARED = ("nested",)
 """Experiments whose runs are taken where they are the same."""
 
+
+@dataclass(frozen=True)
+class Published:
+    """What a method's row says: local and global accuracy, means over sizes, and by size from 1 to 1/64 where printed."""
+
+    local: float
+    whole: float
+    local_by_size: tuple[float, ...] = ()
+    global_by_size: tuple[float, ...] = ()
+    """Read from curves, within a point."""
+
+    def cells(self, sizes: Sequence[str]) -> list[str]:
+        """Local / global, by size and in the mean."""
+        local, about = (dict(zip(PRINTED, figures, strict=False)) for figures in (self.local_by_size, self.global_by_size))
+        known = [(local.get(size), about.get(size)) for size in sizes]
+        cells = [" / ".join(f"{each:g}" for each in pair if each is not None) for pair in known]
+        return [*cells, f"{self.local:.2f} / {self.whole:.2f}"]
+
+
+PRINTED = ("1", "1/4", "1/16", "1/64")
+"""Sizes whose accuracies were published."""
+
 PUBLISHED = {
-    "cifar10": {"heterofl": (68.88, 66.05), "fedrolex": (67.18, 65.98), "scalefl": (72.10, 67.37), "fiarse": (77.04, 73.75)},
-    "cifar100": {"heterofl": (31.75, 30.67), "fedrolex": (31.67, 29.89), "scalefl": (39.69, 37.56), "fiarse": (41.76, 38.63)},
-    "texts": {"heterofl": (87.59, 86.88), "fedrolex": (87.43, 87.19), "scalefl": (88.02, 87.66), "fiarse": (90.03, 89.61)},
+    "cifar10": {
+        "heterofl": Published(68.88, 66.05, (73.76, 72.18, 69.32, 60.24), (66, 71, 67, 60)),
+        "fedrolex": Published(67.18, 65.98, (79.08, 70.08, 64.96, 54.60), (72.5, 71, 66, 54)),
+        "scalefl": Published(72.10, 67.37, (77.64, 70.08, 71.64, 69.04), (67, 69.5, 68, 64)),
+        "fiarse": Published(77.04, 73.75, (82.04, 77.24, 77.20, 73.12), (73.5, 76.5, 75, 70)),
+    },
+    "cifar100": {
+        "heterofl": Published(31.75, 30.67, (36.44, 33.52, 29.80, 27.24)),
+        "fedrolex": Published(31.67, 29.89, (38.40, 36.44, 30.84, 21.00)),
+        "scalefl": Published(39.69, 37.56, (39.56, 42.56, 40.48, 36.16)),
+        "fiarse": Published(41.76, 38.63, (40.96, 43.72, 43.24, 39.12)),
+    },
+    "texts": {
+        "heterofl": Published(87.59, 86.88),
+        "fedrolex": Published(87.43, 87.19),
+        "scalefl": Published(88.02, 87.66),
+        "fiarse": Published(90.03, 89.61),
+    },
 }
-"""Local and global accuracy after 800 rounds (texts: RoBERTa, 300), read from the figure in FIARSE's repository."""
+"""Accuracy after 800 rounds (texts: RoBERTa, 300), read from figures in FIARSE's repository."""
 
 COLUMNS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "cifar10": (
@@ -94,13 +132,33 @@ def text(options: Options) -> str:
         ),
         *(_published(found, source) for source in PUBLISHED),
         differences("fiarse", finals, [method for method in METHODS if method not in ("fiarse", *FULL_ONLY)]),
-        single("800 rounds (seed 0)", known({TITLES[name]: found.get(f"long-{name}") for name in METHODS})),
-        single("CIFAR-100, 200 rounds (seed 0)", known({TITLES[name]: found.get(f"cifar100-{name}") for name in METHODS})),
+        *(part for prefix, title in BEYOND.items() for part in _beyond(found, prefix, title)),
         _habits(found),
         _unseen(found),
         costs(found, tuple(METHODS)),
     ]
     return joined(parts)
+
+
+BEYOND = {"long": "800 rounds", "cifar100": "CIFAR-100, 200 rounds"}
+"""Runs of one seed besides the final ones."""
+
+
+def _beyond(found: Found, prefix: str, title: str) -> list[str]:
+    """Global and local accuracies, and differences."""
+    runs = _first(found, prefix)
+    named = {TITLES[method]: run for method, run in runs.items()}
+    others = [method for method in runs if method not in ("fiarse", *FULL_ONLY)]
+    return [
+        single(f"{title}, global (seed 0)", named),
+        single(f"{title}, local (seed 0)", named, local_by_size),
+        differences("fiarse", {method: [run] for method, run in runs.items()}, others, f", {title}"),
+    ]
+
+
+def _first(found: Found, prefix: str) -> dict[str, Content]:
+    """The runs of one part, by their methods."""
+    return known({method: found.get(f"{prefix}-{method}") for method in METHODS})
 
 
 def _found(options: Options) -> Found:
@@ -110,26 +168,40 @@ def _found(options: Options) -> Found:
 
 
 def _published(found: Found, source: str) -> str:
-    """The published means next to ours, which are means over the seeds that are there."""
+    """The published figures, and under each method's ours, which are means over the seeds that are there."""
     title, columns = COLUMNS[source]
+    ours = {method: {name: _runs(found, pattern.format(method)) for name, pattern in columns.items()} for method in METHODS}
+    there = [runs for several in ours.values() for runs in several.values() if runs]
+    if not there:
+        return ""
+    sizes = max((list(local_by_size(runs[0])) for runs in there), key=len)
     rows = []
-    for method, (local, whole) in PUBLISHED[source].items():
-        cells = [_local_and_global(_runs(found, name.format(method))) for name in columns.values()]
-        if any(cells):
-            rows.append([TITLES[method], f"{local:.2f} / {whole:.2f}", *cells])
-    words = f"{title}: local / global accuracy next to the published ones (means over sizes and seeds, last evaluation)"
-    return table(words, ["", "published", *columns], rows) if rows else ""
+    for method, several in ours.items():
+        printed = PUBLISHED[source].get(method)
+        if printed is not None and any(several.values()):
+            rows.append([f"{TITLES[method].partition(' (')[0]}, published", *printed.cells(sizes)])
+            rows += [[f"{name}{_seeds(runs)}", *_by_size_and_mean(runs, sizes)] for name, runs in several.items() if runs]
+    words = f"{title}: local / global accuracy, published and ours (means over seeds, last evaluation)"
+    return table(words, ["", *sizes, "mean"], rows) if rows else ""
 
 
 def _runs(found: Found, name: str) -> list[Content]:
     return [found[name]] if name in found else seeds_of(found, name)
 
 
+def _seeds(runs: Sequence[Content]) -> str:
+    return f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+
+
+def _by_size_and_mean(runs: Sequence[Content], sizes: Sequence[str]) -> list[str]:
+    """Local / global, by size and in the mean, over runs of several seeds."""
+    both = [[scores(run) for run in runs] for scores in (local_by_size, last_by_size)]
+    cells = [" / ".join(f"{fmean(each[size] for each in found):.1f}" for found in both) for size in sizes]
+    return [*cells, _local_and_global(runs)]
+
+
 def _local_and_global(runs: Sequence[Content]) -> str:
-    if not runs:
-        return ""
-    several = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
-    return f"{fmean(map(_local, runs)):.2f} / {fmean(map(_global, runs)):.2f}{several}"
+    return f"{fmean(map(_local, runs)):.2f} / {fmean(map(_global, runs)):.2f}"
 
 
 def _local(run: Content) -> float:
@@ -187,14 +259,21 @@ def _by_size(entry: Content) -> dict[str, float]:
 
 def _figures(found: Found) -> dict[str, Any]:
     first = known({method: found.get(f"{method}-seed0") for method in METHODS})
-    longest = known({method: found.get(f"long-{method}") for method in METHODS})
-    results = {TITLES[method]: [_results(run)] for method, run in first.items()}
+    parts = {"by_round": first, **{prefix: _first(found, prefix) for prefix in BEYOND}}
     unseen = {method: found[f"unseen-{method}"] for method in METHODS if f"unseen-{method}" in found}
     return {
-        **({"by_round": by_round(first), "by_client": by_client(results)} if first else {}),
-        **({"long": by_round(longest)} if longest else {}),
+        **{name: by_round(runs) for name, runs in parts.items() if runs},
+        **{_histograms(name): by_client(_titled(runs)) for name, runs in parts.items() if runs},
         **({"unseen": _by_fraction(unseen)} if unseen else {}),
     }
+
+
+def _histograms(name: str) -> str:
+    return "by_client" if name == "by_round" else f"{name}_by_client"
+
+
+def _titled(runs: Mapping[str, Content]) -> dict[str, list[Results]]:
+    return {TITLES[method]: [_results(run)] for method, run in runs.items()}
 
 
 def _results(run: Content) -> Results:

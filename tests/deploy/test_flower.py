@@ -28,7 +28,7 @@ METHODS = ["fiarse", pytest.param({"name": "nested", "shapes": "uniform"}, marks
 
 @pytest.fixture(params=METHODS)
 def content(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {**RUN, "method": request.param, "merging": {"average": 0.0}}
+    return {**RUN, "method": request.param, "merging": {"average": 0.5}}
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_three_nodes_over_tls_give_the_server_of_one_process(network: Network, c
     dealt = Fleet((Tier(1.0), Tier(1 / 4), Tier(1 / 16)), dealt=(0, 1, 2))
     plan = replace(made, fleet=dealt, server=made.given, given=None)
     expected = run_plan(plan)
-    found = load_file(network.folder / "run" / "checkpoint" / "server.safetensors")
+    found = load_file(network.folder / "run" / "checkpoint" / "average.safetensors")
     for name, tensor in plan.server.tensors.items():
         assert torch.allclose(found[name], tensor, atol=1e-5), name
     scores = json.loads(results.read_text())["evaluations"][-1]["sizes"]

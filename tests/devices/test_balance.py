@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise, product
 from math import prod
@@ -18,7 +19,7 @@ from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.data.task import ImageClassification
 from raffm.devices.balance import Widths
-from raffm.devices.budget import Budget
+from raffm.devices.budget import Budget, Kind
 from raffm.errors import BudgetError, RunError, SpaceError
 from raffm.methods import method_of
 from raffm.methods.method import Client, Device
@@ -80,25 +81,39 @@ def test_shapes_of_a_chain_are_nested_fit_and_none_that_fits_is_greater(full: li
         assert small == max(shape for shape, flops in zip(equal, work, strict=True) if flops == work.max())
 
 
-@pytest.mark.parametrize("kinds", [("params",), ("params", "flops"), ("bytes", "memory")])
-def test_many_widths_leave_no_step_and_no_random_shape_is_greater(kinds: tuple[str, ...]) -> None:
+LIMITS: tuple[dict[Kind, float], ...] = ({"params": 1.0}, {"params": 1.0, "flops": 0.9}, {"bytes": 1.0, "memory": 0.9})
+"""What binds, each as a part of the full model's cost times the link's; the second of two binds, too."""
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids="-".join)
+def test_many_widths_leave_no_step_and_no_random_shape_inside_the_next_larger_one_is_greater(
+    limits: Mapping[Kind, float],
+) -> None:
     config = {"intermediate_size": 48, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4}
     widths = widths_of("vit:tiny", **config)
     whole = np.array([widths.whole], float)
-    limits = {f"max_{kind}": int(0.7 * widths.costs(kind, whole)[0]) for kind in kinds}  # type: ignore[arg-type]
-    budget = Budget(**limits)
-    shape = widths.balanced(budget)
-
-    def fits(shapes: np.ndarray) -> np.ndarray:
-        return np.all([widths.costs(kind, shapes) <= budget.limits[kind] for kind in budget.limits], axis=0)  # type: ignore[no-any-return]
-
-    assert fits(np.array([shape], float))[0]
-    pairs = list(enumerate(zip(shape, widths.whole, strict=True)))
-    raised = [[*shape[:at], min(size + 8, most), *shape[at + 1 :]] for at, (size, most) in pairs if size < most]
-    assert not fits(np.array(raised, float)).any()
     draw = np.random.default_rng(0)
-    others = np.stack([8 * draw.integers(1, most // 8 + 1, 10_000) for most in widths.whole], 1).astype(float)
-    assert np.log(others[fits(others)]).sum(1).max(initial=-np.inf) <= np.log(shape).sum() + 1e-9
+
+    def budget(part: float, kinds: Iterable[Kind]) -> Budget:
+        return Budget(**{f"max_{kind}": int(part * limits[kind] * widths.costs(kind, whole)[0]) for kind in kinds})  # type: ignore[arg-type]
+
+    large = widths.whole
+    for part in (0.8, 0.6):
+        within = budget(part, limits)
+        shape = widths.balanced(within, large)
+
+        def fits(shapes: np.ndarray, within: Budget = within) -> np.ndarray:
+            return np.all([widths.costs(kind, shapes) <= most for kind, most in within.limits.items()], axis=0)  # type: ignore[no-any-return]
+
+        assert fits(np.array([shape], float))[0]
+        assert len(limits) == 1 or widths.balanced(budget(part, list(limits)[:1]), large) != shape, "the second limit binds"
+        pairs = list(enumerate(zip(shape, large, strict=True)))
+        raised = [[*shape[:at], min(size + 8, most), *shape[at + 1 :]] for at, (size, most) in pairs if size < most]
+        assert not fits(np.array(raised, float)).any()
+        others = np.stack([8 * draw.integers(1, most // 8 + 1, 10_000) for most in large], 1).astype(float)
+        assert fits(others).any()
+        assert np.log(others[fits(others)]).sum(1).max() <= np.log(shape).sum() + 1e-9
+        large = shape
 
 
 def test_a_size_that_nobody_was_dealt_lies_between_those_that_some_were() -> None:

@@ -19,7 +19,7 @@ from raffm.algebra.layout import TRAVELLING
 from raffm.algebra.move import extract, put
 from raffm.data.task import Batch, LanguageModelling, TextRegression, teaching
 from raffm.devices.balance import Widths
-from raffm.errors import CheckpointError, RunError, SpaceError
+from raffm.errors import BudgetError, CheckpointError, RunError, SpaceError
 from raffm.federate import Trained, run_plan, submodel_of
 from raffm.measure import measured
 from raffm.methods import method_of
@@ -33,7 +33,6 @@ from raffm.models.resnet import ResNet, ResNetConfig
 from raffm.models.rows import SIZES, bare
 from raffm.models.surgery import submodel
 from raffm.pick import space_of
-from raffm.rounds import checkpoint
 from raffm.rounds.backend import Serial
 from raffm.rounds.costs import Costs
 from raffm.rounds.local import Local
@@ -359,7 +358,7 @@ def test_the_average_is_on_and_all_is_resumed_bit_for_bit(tmp_path: Path) -> Non
 def test_a_checkpoint_of_another_chain_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = balanced_plan("1, 1/4")
     run_plan(plan, folder=tmp_path)
-    before = checkpoint.digest({"all": torch.cat([tensor.flatten().double() for tensor in plan.server.tensors.values()])})
+    before = {path: path.read_bytes() for path in files_in(tmp_path)}
     other = balanced_plan("1, 1/2")
     with pytest.raises(CheckpointError, match="another run"):
         run_plan(other, folder=tmp_path, resume=True)
@@ -367,8 +366,11 @@ def test_a_checkpoint_of_another_chain_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("raffm.methods.shapes._balanced", lambda model, size, fleet: (24, 48) if size == 1 else (12, 12))
     with pytest.raises(CheckpointError, match="other shapes: size 1/4 had"):
         run_plan(balanced_plan("1, 1/4"), folder=tmp_path, resume=True)
-    after = checkpoint.digest({"all": torch.cat([tensor.flatten().double() for tensor in plan.server.tensors.values()])})
-    assert before == after
+    assert {path: path.read_bytes() for path in files_in(tmp_path)} == before
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 # -- what makes no sense -------------------------------------------------------------------------------------------
@@ -391,6 +393,11 @@ def test_a_checkpoint_of_another_chain_is_refused(tmp_path: Path, monkeypatch: p
 def test_switches_that_make_no_sense_are_refused(switches: dict[str, Any], words: str) -> None:
     with pytest.raises(RunError, match=words):
         plan_of("raffm_resnet", "nested", "1, 1/4", labels=LABELS, server=small_resnet(), switches=switches)
+
+
+def test_a_size_below_the_smallest_shape_is_refused_and_says_what_else_there_is() -> None:
+    with pytest.raises(BudgetError, match=r'size 1/64: .*no shape fits.* Or cut all widths alike: method.shapes = "uniform"'):
+        balanced_plan("1, 1/64")
 
 
 class WithoutNorms(nn.Module):

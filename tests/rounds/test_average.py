@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from commands import QUICK, raffm
 from raffm.errors import RunError
@@ -17,8 +18,10 @@ from raffm.prepare import reopened
 from raffm.rounds import checkpoint
 from raffm.rounds.average import Average
 from raffm.rounds.backend import Serial
+from raffm.rounds.evaluate import evaluate
 from raffm.rounds.loop import Keeping, train
 from raffm.rounds.plan import Evaluating, Merging, Plan
+from rounds.made import RESNET
 from rounds.made import plan as made
 
 METHODS = ("fedavg", "heterofl", "fiarse", "raffm")
@@ -79,6 +82,21 @@ def test_both_models_are_evaluated_and_the_last_ones_scores_are_those_of_a_run_w
     assert all(first[f"{size.name} average"] == first[size.name] for size in expected.sizes), "after one round they are one"
 
 
+@pytest.mark.parametrize("method", ["fiarse", "heterofl", "nested"])
+def test_thresholds_and_statistics_are_those_of_the_averaged_weights(method: str) -> None:
+    """The average's scores are those of its weights opened in a run of their own, which knows of no other model."""
+    plan, alone = (replace(made(method, model=RESNET), merging=Merging(average=decay)) for decay in (0.5, 0.0))
+    plan = replace(plan, rounds=3)
+    results = train(plan, Serial(plan))
+    with torch.no_grad():
+        for name in plan.server.layout.tensors("parameter"):
+            alone.server.tensors[name].copy_(plan.server.tensors[name])
+    expected = evaluate(alone, Serial(alone), plan.rounds)[0].sizes
+    found = results.evaluations[-1].sizes
+    assert {name: found[f"{name} average"] for name in expected} == dict(expected)
+    assert all(found[name] != scores for name, scores in expected.items()), "the last model is another one"
+
+
 def test_a_resumed_run_keeps_its_average_bit_for_bit(tmp_path: Path) -> None:
     whole = plan_of(rounds=4)
     train(whole, Serial(whole), Keeping(tmp_path / "whole"))
@@ -98,7 +116,7 @@ def test_weights_of_an_average_lie_from_0_to_below_1() -> None:
         Merging(average=1.0)
 
 
-def test_what_is_opened_and_exported_is_the_average_or_the_last_model(tmp_path: Path) -> None:
+def test_what_is_opened_exported_and_searched_is_the_average_or_the_last_model(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     said = raffm("train", *QUICK, "--set", "merging.average=0.9", "--no-tensorboard", "--folder", folder)
     assert said.returncode == 0, said.stderr
@@ -108,9 +126,22 @@ def test_what_is_opened_and_exported_is_the_average_or_the_last_model(tmp_path: 
         assert torch.equal(average.server.tensors[name], saved.average[name])
         assert torch.equal(last.server.tensors[name], saved.server[name])
     scores = json.loads((folder / "results.json").read_text())["evaluations"][-1]["sizes"]
+    assert not torch.equal(saved.average["classifier.weight"], saved.server["classifier.weight"])
     for option, name in (([], "1 average"), (["--last"], "1")):
         found = raffm("evaluate", folder, "--json", "--no-time", *option)
         assert found.returncode == 0, found.stderr
         assert scores[name]["test"]["accuracy"] == pytest.approx(
             json.loads(found.stdout)["sizes"]["1"]["test"]["accuracy"], abs=1e-6
         )
+
+    for option, expected in ((["--last"], last), ([], average)):
+        written = tmp_path / f"export{len(option)}"
+        said = raffm("export", folder, "--format", "stock", "--no-time", "--out", written, *option)
+        assert said.returncode == 0, said.stderr
+        tensors = load_file(written / "model.safetensors")
+        assert torch.equal(tensors["classifier.weight"], expected.server.tensors["classifier.weight"])
+    searches = ["search", folder, "--max-params", "10k", "--evaluations", "4", "--finalists", "1", "--workers", "1"]
+    assert raffm(*searches, "--last").returncode == 0
+    refused = raffm(*searches)
+    assert refused.returncode != 0
+    assert "weights differ" in refused.stderr, "the average is not what was searched"

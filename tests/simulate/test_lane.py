@@ -122,6 +122,21 @@ def test_a_scaler_is_folded_into_weights_where_that_rounds_nothing(size: str, is
         assert torch.allclose(value, expected.update[tensor], atol=2e-5, rtol=1e-4), tensor
 
 
+def test_a_scaler_divides_what_frozen_weights_give_too() -> None:
+    """Only the head and the norms are trained, as with a pretrained model: the other weights cannot take the scaler on."""
+    plan = plan_of("vit", "heterofl", "1/4", labels=LABELS, local=LOCALS["sgd"])
+    for name, parameter in plan.server.model.named_parameters():
+        parameter.requires_grad_("layernorm" in name or "classifier" in name)
+    order = plan.orders(0, [0])[0]
+    held, learn = learn_of(plan, order)
+    expected = Caught()
+    Workshop(plan).train(order, expected)  # type: ignore[arg-type]
+    sent = extract(plan.server.tensors, plan.server.layout, order.share.selection)
+    for tensor, value in run(Lane(plan, order, learn, Style()), order, held, learn_of(plan, order)[1]).items():
+        assert torch.allclose(value, expected.update[tensor], atol=2e-5, rtol=1e-4), tensor
+    assert not all(torch.equal(sent[tensor], value) for tensor, value in expected.update.items()), "something was trained"
+
+
 def test_inputs_are_made_a_few_steps_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of("vit", "heterofl", "1, 1/4", local=Local("sgd", lr=0.1, batch=5, steps=7, schedule="linear"))
     order = plan.orders(0, [0])[0]

@@ -83,7 +83,8 @@ def by_client(runs: Runs) -> Figure:
     sizes, metric = sizes_of(runs), name_of(_metric(runs))
     scores = {(method, size): _of_clients(several, size) for method, several in runs.items() for size in sizes}
     edges = edges_of(scores.values())
-    with figure_of(0.8 + 0.75 * len(runs), 1.4 + 1.25 * len(sizes)) as figure:
+    names = max(1.4, 0.6 + 0.075 * max(map(len, runs)))
+    with figure_of(0.8 + 0.75 * len(runs), names + 1.25 * len(sizes)) as figure:
         grid = figure.subplots(len(runs), len(sizes), sharex=True, sharey=True, squeeze=False)
         for row, method in zip(grid, runs, strict=True):
             for axes, size in zip(row, sizes, strict=True):

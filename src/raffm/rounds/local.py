@@ -102,19 +102,21 @@ def train(
     total = torch.zeros((), device=parameters[0].device)
     module.train()
     learn.prepare(module)
-    for step, batch in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = local.rate(round, step, steps)
+    try:
+        for step, batch in enumerate(batches):
+            optimizer.param_groups[0]["lr"] = local.rate(round, step, steps)
+            _forget(parameters)
+            loss = _descended(learn.terms(learn.turn(step), module, batch))
+            learn.after_backward(module)
+            if local.clip:
+                nn.utils.clip_grad_norm_(parameters, local.clip)
+            optimizer.step()
+            learn.after_step(module)
+            total += loss
+            tick()
+    finally:
+        learn.finish(module)  # a step that fails leaves the module as it was lent
         _forget(parameters)
-        loss = _descended(learn.terms(learn.turn(step), module, batch))
-        learn.after_backward(module)
-        if local.clip:
-            nn.utils.clip_grad_norm_(parameters, local.clip)
-        optimizer.step()
-        learn.after_step(module)
-        total += loss
-        tick()
-    learn.finish(module)
-    _forget(parameters)
     return total / steps
 
 

@@ -60,6 +60,11 @@ class Workshop:
 
     def train(self, order: Order, tally: Tally, tick: Callable[[], None] = lambda: None) -> Outcome:
         """Train one client and add its update to a tally. An update that is refused leaves no trace there."""
+        update, loss = self.trained(order, tick)
+        return merged(self._plan, tally, update, loss)
+
+    def trained(self, order: Order, tick: Callable[[], None]) -> tuple[Update, float]:
+        """What one client sends back, which lies in a module until that trains the next, and the mean loss of its steps."""
         plan, server = self._plan, self._plan.server
         held = plan.method.held(server, order.share)
         resident = self.loaded(order.share, held)
@@ -71,7 +76,7 @@ class Workshop:
         with seeded(plan, order):
             loss = train(resident.module, learn, plan.local, batches, order.round, len(table), tick)
         tensors = travelling(resident.tensors, server.layout, order.share.selection)
-        return merged(plan, tally, Update(order.client, order.share, held, tensors, order.weight, client.present), float(loss))
+        return Update(order.client, order.share, held, tensors, order.weight, client.present), float(loss)
 
     def loaded(self, share: Share, held: Held) -> Resident:
         """The module of a share's shape, with the server's current weights in it."""

@@ -8,6 +8,7 @@ used before it was compared, over several steps, with the same step run plainly.
 from __future__ import annotations
 
 import copy
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -103,11 +104,14 @@ class Captured:
         self._plan = plan
         self._style = style or Style()
         self._width = lanes or plan.participation.count(plan.data.clients)
-        self._workshop = Workshop(plan)
+        self._workshop = Workshop(plan)  # of what is tested, all of it under `_predicted`
+        self._alone = Workshop(plan, self._style.precision)  # of clients whose steps are not captured
         self._kinds: OrderedDict[object, Kind] = OrderedDict()
         self._precision = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
         is_exact = self._style.precision == "float32"
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not is_exact
+        self._device = torch.cuda.current_device()
+        torch.cuda.set_device(plan.server.device)
         self._main = torch.cuda.current_stream()
         self._streams = [torch.cuda.Stream() for _ in range(min(self._width, STREAMS))]  # type: ignore[no-untyped-call]
         self._has_norms = True  # kernels of our own, for as long as they agree with torch's
@@ -121,26 +125,34 @@ class Captured:
         alone: list[Order] = []
         outcomes: list[Outcome] = []
         while waiting:
-            running: list[Running] = []
-            while waiting and len(running) < self._width:
-                task = self._task(waiting[0], held)
-                begun = self._begun(task, running)
-                if begun is None and running and not self._kind(task).refused:
-                    break  # no room beside the others
-                waiting = waiting[1:]
-                if begun is None:
-                    alone.append(task.order)
-                else:
-                    running.append(begun)
+            running = self._begin(waiting, alone, held)
             self._finish(running, tick)
-            for each in reversed(running):  # the shortest end first
-                outcomes.append(self._merged(each, tally))
+            while running:  # the shortest end first; one that ended is let go, so that its lane can be given up
+                outcomes.append(self._merged(running.pop(), tally))
                 done(outcomes[-1])
         for order in alone:
-            train = partial(self._workshop.train, order, tally, tick)
-            outcomes.append(self._with_room("a single client", "Use a smaller batch or model", train))
+            train = partial(self._alone.trained, order, tick)
+            update, loss = self._with_room("a single client", "Use a smaller batch or model", train)
+            outcomes.append(merged(self._plan, tally, update, loss))
             done(outcomes[-1])
         return outcomes
+
+    def _begin(self, waiting: list[Order], alone: list[Order], held: dict[Share, Held]) -> list[Running]:
+        """Begin as many of those that wait as there is room for; those whose steps are not captured are put aside."""
+        running: list[Running] = []
+        while waiting and len(running) < self._width:
+            task = self._task(waiting[0], held)
+            kind = self._kind(task)
+            begun = self._begun(task, kind, running) if self._repays(task, kind) else None
+            if begun is None and running and self._repays(task, kind):
+                break  # no room beside the others
+            waiting.pop(0)
+            kind.steps += self._steps_of(task)
+            if begun is None:
+                alone.append(task.order)
+            else:
+                running.append(begun)
+        return running
 
     def predict(self, jobs: Sequence[Job]) -> list[list[Tensor]]:
         """One submodel after another, on the device, computed as the lanes do."""
@@ -169,6 +181,7 @@ class Captured:
         self._copies.clear()
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = self._precision
         torch.cuda.empty_cache()
+        torch.cuda.set_device(self._device)
 
     # -- who runs where ------------------------------------------------------------------------------------------
 
@@ -189,29 +202,38 @@ class Captured:
         self._kinds.move_to_end(key)
         return kind
 
-    def _begun(self, task: Task, running: Sequence[Running]) -> Running | None:
+    def _steps_of(self, task: Task) -> int:
+        return self._plan.local.steps_of(len(self._plan.data.split.train[task.order.client]))
+
+    def _repays(self, task: Task, kind: Kind) -> bool:
+        """Whether the client's step can be captured, and was or will be taken often enough."""
+        is_usual = bool(kind.tracks) or kind.steps + self._steps_of(task) >= REPAY
+        return is_usual and not kind.refused and limits_are_usable(task.learn.fading, task.held)
+
+    def _begun(self, task: Task, kind: Kind, running: Sequence[Running]) -> Running | None:
         """A client on its track, its first steps queued; None where it cannot run so, or not beside those that do."""
-        kind = self._kind(task)
-        kind.steps += self._plan.local.steps_of(len(self._plan.data.split.train[task.order.client]))
-        if kind.refused or (not kind.tracks and kind.steps < REPAY) or (kind.draws and running):
-            return None
-        if not limits_are_usable(task.learn.fading, task.held):
+        if kind.draws and running:
             return None
         try:
-            track = self._free(kind, task, running)
-            stream = self._streams[len(running) % len(self._streams)]
-            begun = Running(task, track, stream, self._steps(task, kind, track, stream))
-            next(begun.steps, None)
+            return self._on_a_track(task, kind, running)
         except RuntimeError as error:
             if not is_full(error):
                 raise
-            self._without_room(running, error)
-            return None if running else self._begun(task, running)
+            said = str(error)  # the error itself holds on to what did not fit
+        self._without_room(running, said)
+        return None if running else self._begun(task, kind, running)
+
+    def _on_a_track(self, task: Task, kind: Kind, running: Sequence[Running]) -> Running | None:
+        """A client on a track that is free or new; None where its step turns out to be none that can run there now."""
+        track = self._free(kind, task, running)
+        stream = self._streams[len(running) % len(self._streams)]
+        begun = Running(task, track, stream, self._steps(task, kind, track, stream, is_beside=bool(running)))
+        is_queued = next(begun.steps, None) is not None
         if kind.refused:
             return None
         if track not in kind.tracks:
             kind.tracks.append(track)
-        return begun
+        return begun if is_queued else None
 
     def _finish(self, running: Sequence[Running], tick: Tick) -> None:
         """Queue the other steps of all clients, a few of each in turn, so that none waits for another."""
@@ -236,11 +258,11 @@ class Captured:
                 return
             kind.tracks = [track for track in kind.tracks if id(track) in busy]
 
-    def _without_room(self, running: Sequence[Running], error: RuntimeError) -> None:
+    def _without_room(self, running: Sequence[Running], said: str) -> None:
         """Go on with fewer lanes; where not even one fits, say what was asked for."""
         given_up = self._give_up({id(each.track) for each in running})
         if not running and not given_up:
-            raise full("a single client", error, "Use a smaller batch or model") from None
+            raise full("a single client", said, "Use a smaller batch or model")
         self._width = len(running) or max(1, given_up - 1)
         notice(f"the GPU has room for {self._width} clients at a time.")
 
@@ -250,6 +272,7 @@ class Captured:
         for kind in self._kinds.values():
             kind.tracks = [track for track in kind.tracks if id(track) in busy]
         torch.cuda.synchronize()
+        gc.collect()  # modules whose parts refer to themselves
         torch.cuda.empty_cache()
         return before - sum(len(kind.tracks) for kind in self._kinds.values())
 
@@ -260,14 +283,18 @@ class Captured:
         except RuntimeError as error:
             if not is_full(error):
                 raise
-            if not self._give_up(set()):
-                raise full(what, error, remedy) from None
+            said = str(error)  # the error itself holds on to what did not fit
+        if not self._give_up(set()):
+            raise full(what, said, remedy)
         return self._with_room(what, remedy, run)
 
     # -- one client ----------------------------------------------------------------------------------------------
 
-    def _steps(self, task: Task, kind: Kind, track: Track, stream: torch.cuda.Stream) -> Iterator[int]:
-        """Queue all steps of a client on a stream, some at a time; gives how many are queued."""
+    def _steps(self, task: Task, kind: Kind, track: Track, stream: torch.cuda.Stream, is_beside: bool) -> Iterator[int]:
+        """Queue all steps of a client on a stream, some at a time; gives how many are queued.
+
+        None where the step cannot be captured, or draws random numbers and the client is beside others.
+        """
         lane = track.lane
         with torch.cuda.stream(stream), seeded(self._plan, task.order):
             stream.wait_stream(self._main)
@@ -280,6 +307,8 @@ class Captured:
                     if kind.refused:
                         return
                     self._again(task, lane)
+        if kind.draws and is_beside:
+            return
         graphs = {turn: track.graphs[lane.where(), turn].graph for turn in set(turns)}
         with seeded(self._plan, task.order) if kind.draws else nullcontext():
             for begin in range(0, lane.steps, BURST):
@@ -304,8 +333,8 @@ class Captured:
     def _capture(self, task: Task, kind: Kind, track: Track, turn: int) -> None:
         """Capture the step of a turn, and compare what it does over a few steps with the plain one."""
         lane, steps = track.lane, min(CHECKED, track.lane.fill_steps, track.lane.steps)
-        if self._style.dtype != torch.float32 and task.learn.fading is None and task.learn.after_step is not nothing:
-            kind.refused = "its method changes weights after a step, which bfloat16 lanes round"
+        kind.refused = _uncapturable(task.learn, lane)
+        if kind.refused:
             return
         source = torch.cuda.default_generators[torch.cuda.current_device()]
         drawn = source.get_offset()
@@ -359,3 +388,16 @@ class Captured:
         if not any(other.refused == reason for other in self._kinds.values()):
             notice(f"steps of {self._plan.method.name} run plainly: {reason} ({found}).")
         kind.refused, kind.tracks = reason, []
+
+
+def _uncapturable(learn: Learn, lane: Lane) -> str:
+    """Why the step of a method is not captured, if so: what lanes do in its stead is not all that it does."""
+    if learn.fading is not None:
+        return ""
+    if lane.style.dtype != torch.float32 and learn.after_step is not nothing:
+        return "its method changes weights after a step, which bfloat16 lanes round"
+    if learn.scaling is None and learn.finish is not nothing:
+        return "its method does something after the last step"
+    if lane.insets and learn.after_backward is not nothing:
+        return "its method changes gradients that smaller submodels add to"
+    return ""

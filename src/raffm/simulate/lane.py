@@ -40,7 +40,7 @@ class Lane:
         parts = extract(server.tensors, server.layout, selection)
         self.module = assembled(server.model, server.layout, selection, parts).train()
         self.device = next(iter(parts.values())).device
-        self.fading, self.scaling = learn.fading, _exact(learn.scaling)
+        self.fading, self.scaling = learn.fading, _folded(learn.scaling, self.module)
         self.sheet = Sheet(self.module, style, self.fading, self._scaled())
         self._make_optimizer()
         self._make_tables()
@@ -120,6 +120,8 @@ class Lane:
     def load(self, order: Order, held: Held, learn: Learn) -> None:
         """Everything of a client but its batches; `learn` is its own."""
         server = self.plan.server
+        for buffer in (self.sheet.values, self.sheet.gradients):
+            buffer.zero_()  # between tensors, too: what is no number there would be in every norm of gradients
         found = moves(server.layout, order.share.selection)
         parts = [part_of(server.tensors[name].detach(), move.where) for name, move in found.items()]
         torch._foreach_copy_([self.sheet.targets[move.name] for move in found.values()], parts)
@@ -305,10 +307,12 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
     return made.contiguous(memory_format=torch.channels_last) if is_image else made
 
 
-def _exact(scaling: Scaling | None) -> Scaling | None:
-    """A scaling by powers of two, which weights take on without rounding; others are left to the hooks."""
-    is_exact = scaling is not None and all(math.frexp(factor)[0] == 0.5 for factor in scaling.factors.values())
-    return scaling if is_exact else None
+def _folded(scaling: Scaling | None, module: nn.Module) -> Scaling | None:
+    """A scaling by powers of two of trained weights, which take it on without rounding; others are left to the hooks."""
+    if scaling is None or any(math.frexp(factor)[0] != 0.5 for factor in scaling.factors.values()):
+        return None
+    own = (parameter for name in scaling.factors for parameter in module.get_submodule(name).parameters(recurse=False))
+    return scaling if all(parameter.requires_grad for parameter in own) else None
 
 
 def limits_are_usable(fading: Fading | None, held: Held) -> bool:

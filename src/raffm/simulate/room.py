@@ -15,9 +15,9 @@ def is_full(error: RuntimeError) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError) or any(words in str(error) for words in FULL)
 
 
-def full(what: str, error: RuntimeError, remedy: str) -> RunError:
+def full(what: str, said: str, remedy: str) -> RunError:
     """What did not fit, and what to do."""
-    asked = str(error).partition(". GPU")[0].splitlines()[0]
+    asked = said.partition(". GPU")[0].splitlines()[0]
     used, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
     held = f"{used / 2**30:.2f} of its {total / 2**30:.2f} GiB are in use"
     return RunError(f"the GPU's memory does not hold {what}: {asked} ({held}). {remedy}.")

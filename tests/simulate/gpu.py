@@ -24,6 +24,13 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         """All is done."""
 
+    def record_event(self) -> object:
+        """Where it is."""
+        return self
+
+    def wait_event(self, event: object) -> None:
+        """It is past."""
+
 
 class Generator:
     """The generator of random numbers, which says whether it drew some."""

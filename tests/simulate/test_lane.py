@@ -249,6 +249,21 @@ def test_all_steps_of_a_client_have_one_shape_and_clients_with_texts_as_long_sha
     assert places[0] == places[2] != places[1]
 
 
+def test_clients_with_more_steps_than_those_before_use_the_same_room() -> None:
+    """A graph knows where its inputs lie, so room that grows would have it captured anew."""
+    local = Local("sgd", lr=0.1, batch=5, epochs=3)
+    plan = plan_of("vit", "heterofl", "1", labels=LABELS, local=local)
+    orders = sorted(plan.orders(0, range(len(LABELS))), key=lambda order: len(plan.data.split.train[order.client]))
+    lane, places, steps = Lane(plan, orders[0], learn_of(plan, orders[0])[1], Style()), [], []
+    for order in orders:
+        lane.load(order, *learn_of(plan, order))
+        lane.fill(0)
+        places.append(lane.where())
+        steps.append(lane.steps)
+    assert steps == sorted(steps) and steps[0] < steps[-1]
+    assert places == places[:1] * len(orders)
+
+
 # -- the backend -----------------------------------------------------------------------------------------------------
 
 

@@ -146,7 +146,8 @@ class Learn:
     """What a method does in a client's training. None of these may wait for the device.
 
     `loss` is what every step takes, unless there are `turns`. What a client reports is the mean of its first term.
-    `prepare` runs once before the steps, and gives the smaller submodels that the loss runs inside of the client's own;
+    `prepare` runs once before the steps, and gives the smaller submodels that the loss runs inside of the client's own:
+    a term after the first begins with running one on the batch, before it looks at what another term said;
     `finish` runs once after them. The module belongs to the backend and is used again.
     `constants` are the tensors that belong to this client and that the functions read, `key` whatever else differs between
     clients: a backend that keeps a step for the next client of the same shape and key writes its constants into these.

@@ -187,7 +187,8 @@ def _nested_loss(rule: _Rule, runs: Sequence[nn.Module], places: Sequence[int], 
         del outputs  # what it was computed from goes with the backward pass
         yield own
         for place in places:
-            yield times * rule.loss(rule.task.forward(runs[place], batch), batch.labels, teacher)
+            term = rule.loss(rule.task.forward(runs[place], batch), batch.labels, teacher)
+            yield term if times == 1 else times * term
 
     return terms
 

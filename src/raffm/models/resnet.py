@@ -55,7 +55,17 @@ class StaticBatchNorm(nn.BatchNorm2d):
         return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
 
-class ResNet(nn.Module):
+class Rectifying(nn.Module):
+    """A module that rectifies what its norms give."""
+
+    @staticmethod
+    def rectified(norm: nn.Module, hidden: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Normed, added to what is beside it, and rectified; a backend may put one kernel in the place of the three."""
+        normed: Tensor = norm(hidden)
+        return functional.relu(normed if beside is None else normed + beside)
+
+
+class ResNet(Rectifying):
     """A ResNet for small images; `ResNet()` is the ResNet-18."""
 
     def __init__(self, config: ResNetConfig | None = None) -> None:
@@ -79,7 +89,7 @@ class ResNet(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> Logits:
         """Class scores for images (batch, channels, height, width)."""
-        hidden = functional.relu(self.stem(pixel_values))
+        hidden = self.rectified(self.stem.norm, self.stem.conv(pixel_values))
         for stage in self.stages:
             hidden = stage(hidden)
         return Logits(self.head(hidden.mean(dim=(2, 3))))
@@ -108,7 +118,7 @@ class ConvNorm(nn.Module):
         return normed
 
 
-class Block(nn.Module):
+class Block(Rectifying):
     """Two convolutions with a shortcut beside them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, config: ResNetConfig) -> None:
@@ -125,12 +135,6 @@ class Block(nn.Module):
         """What the next block reads."""
         inner = self.rectified(self.norm1, self.conv1(hidden))
         return self.rectified(self.norm2, self.conv2(inner), self.shortcut(hidden))
-
-    @staticmethod
-    def rectified(norm: nn.Module, hidden: Tensor, beside: Tensor | None = None) -> Tensor:
-        """Normed, added to what is beside it, and rectified; a backend may put one kernel in the place of the three."""
-        normed: Tensor = norm(hidden)
-        return functional.relu(normed if beside is None else normed + beside)
 
 
 def _norm(channels: int, config: ResNetConfig) -> nn.Module:

@@ -40,7 +40,7 @@ REPAY = 40
 """Steps after which a capture has paid for itself."""
 
 LANES = 64
-"""Lanes that are kept."""
+"""Lanes that are kept, or twice as many as run at a time."""
 
 BURST = 10
 """Steps of a client that are queued at a time, before it is another's turn."""
@@ -114,6 +114,7 @@ class Captured:
         torch.cuda.set_device(plan.server.device)
         self._main = torch.cuda.current_stream()
         self._streams = [torch.cuda.Stream() for _ in range(min(self._width, STREAMS))]  # type: ignore[no-untyped-call]
+        self._aside = [torch.cuda.Stream() for _ in plan.fleet.tiers[1:]]  # type: ignore[no-untyped-call]
         self._has_norms = True  # kernels of our own, for as long as they agree with torch's
         self._copies: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -249,12 +250,13 @@ class Captured:
             if id(track) not in busy:
                 return track
         self._make_room(busy)
-        return Track(Lane(self._plan, task.order, task.learn, self._style))
+        return Track(Lane(self._plan, task.order, task.learn, self._style, self._aside))
 
     def _make_room(self, busy: set[int]) -> None:
         """Give up tracks that nobody runs on, the kinds used longest ago first, where there are too many."""
+        most = max(LANES, 2 * self._width)
         for kind in list(self._kinds.values()):
-            if sum(len(each.tracks) for each in self._kinds.values()) < LANES:
+            if sum(len(each.tracks) for each in self._kinds.values()) < most:
                 return
             kind.tracks = [track for track in kind.tracks if id(track) in busy]
 
@@ -335,9 +337,9 @@ class Captured:
         lane, steps = track.lane, min(CHECKED, track.lane.fill_steps, track.lane.steps)
         kind.refused = _uncapturable(task.learn, lane)
         if kind.refused:
+            torch.cuda.synchronize()  # before the lane's memory is another's
             return
         source = torch.cuda.default_generators[torch.cuda.current_device()]
-        drawn = source.get_offset()
         for sheet in lane.sheets:
             sheet.passes = Passes()
         torch.cuda.synchronize()  # nobody may run beside
@@ -345,6 +347,7 @@ class Captured:
         plain = self._states(task, lane, steps, turn)
         collectors = with_kernels(lane, self._has_norms)
         self._again(task, lane)
+        drawn = source.get_offset()
         lane.step(turn)  # has the kernels compiled
         make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
         kind.draws = source.get_offset() != drawn

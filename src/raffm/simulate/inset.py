@@ -27,6 +27,7 @@ class Inset(nn.Module):
         layout, outer, inner = smaller.where
         self.module = assembled(server.model, layout, inner, extract(server.tensors, layout, inner)).train()
         self.sheet, self._larger = Sheet(self.module, style), larger
+        self.spoken: torch.cuda.Event | None = None
         numbers = torch.arange(len(larger.values), device=larger.device)
         self._from = numbers[: len(self.sheet.values)].clone()  # what lies between tensors may come from anywhere
         for name, move in inside(layout, outer, inner).items():
@@ -34,11 +35,17 @@ class Inset(nn.Module):
                 self.sheet.slots[move.name].view(self._from).copy_(part_of(larger.slots[name].view(numbers), move.where))
 
     def forward(self, *values: Any, **inputs: Any) -> Any:
-        """What the submodel says with the numbers that the larger sheet has now."""
+        """What the submodel says with the numbers that the larger sheet has now.
+
+        It speaks beside the larger one, from the batch alone; what comes after it, such as being taught, waits for that.
+        """
         with torch.no_grad():
             torch.index_select(self._larger.values, 0, self._from, out=self.sheet.values)
         self.sheet.show()
-        return self.module(*values, **inputs)
+        said = self.module(*values, **inputs)
+        if self.spoken is not None:
+            torch.cuda.current_stream().wait_event(self.spoken)
+        return said
 
     @torch.no_grad()
     def collect(self, gradients: tuple[Tensor | None, ...]) -> None:

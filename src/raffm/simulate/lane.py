@@ -33,8 +33,11 @@ FILL = 1 << 26
 class Lane:
     """Buffers, a module and an optimizer for clients of one shape."""
 
-    def __init__(self, plan: Plan, order: Order, learn: Learn, style: Style) -> None:
-        """Make room for an order and those like it; the constants of `learn` are the lane's from now on."""
+    def __init__(self, plan: Plan, order: Order, learn: Learn, style: Style, streams: Sequence[torch.cuda.Stream] = ()) -> None:
+        """Make room for an order and those like it; the constants of `learn` are the lane's from now on.
+
+        On `streams`, which lanes may share, terms of the loss run beside the first.
+        """
         self.plan, self.style, self.learn = plan, style, learn
         server, selection = plan.server, order.share.selection
         parts = extract(server.tensors, server.layout, selection)
@@ -45,7 +48,8 @@ class Lane:
         self._make_optimizer()
         self._make_tables()
         self.insets = self._made_insets()
-        self._streams = [torch.cuda.Stream() for _ in self.insets] if self.device.type == "cuda" else []  # type: ignore[no-untyped-call]
+        self._streams = streams[: len(self.insets)]
+        self._one = torch.ones((), device=self.device)
 
     # -- buffers -------------------------------------------------------------------------------------------------
 
@@ -106,11 +110,13 @@ class Lane:
         batch = self.plan.task.batch(self.plan.data.dataset.train, torch.zeros(local.batch, dtype=torch.int64))
         bytes_of_step = sum(tensor.numel() * tensor.element_size() for tensor in batch.inputs.values())
         self.fill_steps = max(1, FILL // max(1, bytes_of_step))
+        longest = local.steps_of(int(self.plan.data.split.train.counts.max()))
+        self._most = min(self.fill_steps, longest)  # of any client, so that room made once is enough
         self._room: dict[object, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
         self._labels = batch.labels.new_zeros(0, device=self.device)
         self._rates = torch.zeros(0, device=self.device)
-        self._rows = torch.arange(local.batch, device=self.device)
+        self._rows = torch.arange(self._most * local.batch, device=self.device).view(self._most, local.batch)
         self.step_number = torch.zeros((), dtype=torch.int64, device=self.device)
         self.total = torch.zeros((), device=self.device)
 
@@ -157,13 +163,13 @@ class Lane:
         picks = self._table[begin : begin + count].reshape(-1)
         moved = self._moves[begin : begin + count].flatten(0, 1)
         batch = self._of_steps(picks, moved)
-        capacity = min(self.fill_steps, self.steps) * self.plan.local.batch
+        capacity = self._most * self.plan.local.batch
         for name, tensor in batch.inputs.items():
             self._put(name, self._styled(tensor), capacity)
         self._labels = _grown(self._labels, batch.labels, capacity)
         self._labels[: len(batch.labels)].copy_(batch.labels)
         rates = self._all_rates[begin : begin + count].to(self.device)
-        self._rates = _grown(self._rates, rates, min(self.fill_steps, self.steps))
+        self._rates = _grown(self._rates, rates, self._most)
         self._rates[:count].copy_(rates)
         self.step_number.zero_()
         return count
@@ -199,9 +205,12 @@ class Lane:
     def step(self, turn: int = 0) -> None:
         """The next step of the client, by the loss whose turn it is."""
         terms = iter(self.learn.terms(turn, self.module, self._batch()))
-        loss = next(terms)
         begun = self._now()
-        self.sheet.collect(self._hooked(torch.autograd.grad(loss, self.sheet.parameters)))
+        loss = next(terms)
+        spoken = self._now()
+        for inset in self.insets:
+            inset.spoken = spoken
+        self.sheet.collect(self._hooked(torch.autograd.grad(loss, self.sheet.parameters, self._one.expand_as(loss))))
         loss = loss.detach()  # what it was computed from is not held on to
         self._add_others(terms, begun)
         self._move(loss)
@@ -225,7 +234,7 @@ class Lane:
     def _gradients(self, term: Tensor) -> tuple[Sequence[Tensor | None], list[Inset]]:
         """Those of the lane's own parameters, and the smaller submodels that have collected theirs."""
         wanted = [parameter for sheet in self.sheets for parameter in sheet.parameters]
-        given = torch.autograd.grad(term, wanted, allow_unused=True)
+        given = torch.autograd.grad(term, wanted, self._one.expand_as(term), allow_unused=True)
         own, rest = given[: len(self.sheet.parameters)], given[len(self.sheet.parameters) :]
         touched = []
         for inset in self.insets:
@@ -241,15 +250,15 @@ class Lane:
         return torch.cuda.current_stream().record_event() if self._streams else None
 
     def _aside(self, place: int, begun: torch.cuda.Event | None) -> AbstractContextManager[object]:
-        """A stream for another term of the loss, which begins where the first one was known."""
+        """A stream for another term of the loss, which begins where the batch was there."""
         if begun is None or place >= len(self._streams):
             return nullcontext()
         self._streams[place].wait_event(begun)
         return torch.cuda.stream(self._streams[place])
 
     def _batch(self) -> Batch:
-        rows = self._rows + self.step_number * len(self._rows)
-        inputs = {name: self._styled(tensor.index_select(0, rows)) for name, tensor in self._inputs.items()}
+        rows = self._rows.index_select(0, self.step_number[None])[0]
+        inputs = {name: _taken(tensor, rows) for name, tensor in self._inputs.items()}
         return Batch(inputs, self._labels.index_select(0, rows))
 
     def _hooked(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -270,7 +279,7 @@ class Lane:
             nn.utils.clip_grad_norm_([self._whole], self.plan.local.clip)
         if self._before is not None:
             self._before.copy_(self.sheet.values)
-        self.rate.copy_(self._rates.index_select(0, self.step_number[None])[0])
+        torch.index_select(self._rates, 0, self.step_number[None], out=self.rate.view(1))
         self.optimizer.step()
         if self._before is not None and self.sheet.limits is not None:
             flat.keep_faded(self.sheet.values, self._before, self.sheet.limits)
@@ -305,6 +314,13 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
     made = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
     is_image = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
     return made.contiguous(memory_format=torch.channels_last) if is_image else made
+
+
+def _taken(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, laid as all are: images with channels last in one pass."""
+    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor.index_select(0, rows)
+    return tensor.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
 
 
 def _folded(scaling: Scaling | None, module: nn.Module) -> Scaling | None:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raffm.methods.method import Fading
 from raffm.models.label import named_tensors
-from raffm.models.resnet import Block, StaticBatchNorm
+from raffm.models.resnet import Rectifying, StaticBatchNorm
 from raffm.models.rounding import Precision, widened
 from raffm.models.rows import AFFINE, ROWS
 from raffm.simulate import flat
@@ -81,7 +81,7 @@ class Sheet:
         for part in module.modules():
             if isinstance(part, _BatchNorm):
                 part.forward = partial(self._normed, part)  # type: ignore[method-assign]
-            if isinstance(part, Block):
+            if isinstance(part, Rectifying):
                 part.rectified = self._rectified  # type: ignore[method-assign]
 
     def _normed(self, norm: _BatchNorm, values: Tensor) -> Tensor:
@@ -98,9 +98,9 @@ class Sheet:
             torch.backends.cudnn.enabled = was
 
     def _rectified(self, norm: nn.Module, hidden: Tensor, beside: Tensor | None = None) -> Tensor:
-        """As `Block.rectified`, in one go where nothing else is done to what a norm gives."""
+        """As `Rectifying.rectified`, in one go where nothing else is done to what a norm gives."""
         if self.passes.normalise is None or not self._is_simple(norm) or norm._forward_hooks or norm._forward_pre_hooks:
-            return Block.rectified(norm, hidden, beside)
+            return Rectifying.rectified(norm, hidden, beside)
         return self.passes.normalise(hidden, *_affine(norm), norm.eps, True, beside)
 
     def _is_simple(self, norm: nn.Module) -> TypeGuard[StaticBatchNorm]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from experiments import fiarse_table, nested, post_training, salient_parameters, system_heterogeneity
+from experiments import fiarse_table, missing, nested, post_training, salient_parameters, system_heterogeneity
 from experiments.fiarse_table import report as fiarse_report
 from experiments.nested import report as nested_report
 from experiments.options import Options, options_at
@@ -69,8 +69,9 @@ def _tables(shown: Shown) -> list[str]:
 
 
 def page() -> str:
-    """All tables and plots, experiment by experiment."""
-    return "\n\n".join(_section(name, shown) for name, shown in EXPERIMENTS.items())
+    """All tables and plots, experiment by experiment, and what is still to come."""
+    sections = (_section(name, shown) for name, shown in EXPERIMENTS.items())
+    return "\n\n".join([*sections, "## Still to come", missing.table()])
 
 
 def glance() -> str:

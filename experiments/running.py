@@ -44,6 +44,10 @@ class Runs:
         settings = read_settings(content)
         return self._known(name, settings) or self._trained(name, settings)
 
+    def has(self, name: str, content: Content) -> bool:
+        """Whether the results of a run are there."""
+        return self._known(name, read_settings(content)) is not None
+
     def trained(self, name: str, content: Content) -> Path:
         """The folder of a run with its weights, from before, or from training it now; results that are known stay."""
         settings, place = read_settings(content), self.folder / name

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from experiments import missing
 from experiments.nested.catalogue import FINER
 from experiments.running import Runs, changed, found_in
-from experiments.setting import base_of
+from experiments.setting import RATES, base_of
 from experiments.system_heterogeneity.catalogue import contents
 
 import raffm
@@ -114,6 +115,23 @@ def test_a_part_of_the_table_of_fiarse_runs_with_its_habits(tmp_path: Path) -> N
     assert every["local"]["shuffle"] is False
     assert {"1", "1/4", "1/8"} <= set(found["unseen-fiarse"]["sizes"])
     assert "| norms by test batches |" in said
+
+
+def test_what_is_missing_is_what_was_asked_for_and_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Path(missing.HERE) / "nested" / "results"
+    monkeypatch.setattr(missing, "HERE", tmp_path)
+    every = missing.missing()
+    assert {"nested-seed2", "ablation-spp", "texts-raffm"} <= set(every["nested"])
+    assert {"nested-seed2", "long-fiarse", "habit-none", "unseen-scalefl"} <= set(every["fiarse_table"])
+    assert "nested-at0.1-seed0" not in every["nested"], "no other rate is known yet"
+    (tmp_path / "nested" / "results").mkdir(parents=True)
+    there = ("nested-seed2", *(f"rate-nested-{rate}" for rate in RATES))
+    for name in there:
+        (tmp_path / "nested" / "results" / f"{name}.json").symlink_to(results / f"{name}.json")
+    left = missing.missing()
+    assert set(every["nested"]) - set(left["nested"]) == set(there)
+    assert set(left["nested"]) - set(every["nested"]) == {f"nested-at0.1-seed{seed}" for seed in range(3)}
+    assert set(every["fiarse_table"]) - set(left["fiarse_table"]) == set(there), "what nested has, the table takes from there"
 
 
 @pytest.mark.slow

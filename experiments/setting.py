@@ -44,7 +44,7 @@ COMPARED = ("nested", "fiarse", "smallest-balanced", "heterofl")
 REFERENCES = ("smallest-uniform", "fedavg", "fedavg-capable")
 """Lines to compare with."""
 
-RATED_AS = {"fiarse-stages": "fiarse", "pruning-greedy": "fiarse", "fiarse-structured": "fiarse"}
+RATED_AS = {"fiarse-stages": "fiarse", "pruning-greedy": "fiarse", "fiarse-structured": "fiarse", "heterofl-both": "heterofl"}
 """Variants take the rate of what they vary."""
 
 SMOKE: Content = {

@@ -130,7 +130,7 @@ def test_what_is_missing_is_what_was_asked_for_and_is_not_there(tmp_path: Path, 
         (tmp_path / "nested" / "results" / f"{name}.json").symlink_to(results / f"{name}.json")
     left = missing.missing()
     assert set(every["nested"]) - set(left["nested"]) == set(there)
-    assert set(left["nested"]) - set(every["nested"]) == {f"nested-at0.1-seed{seed}" for seed in range(3)}
+    assert set(left["nested"]) - set(every["nested"]) == {"nested-at0.1-seed0"}
     assert set(every["fiarse_table"]) - set(left["fiarse_table"]) == set(there), "what nested has, the table takes from there"
 
 

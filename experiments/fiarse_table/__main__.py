@@ -18,7 +18,7 @@ from experiments.fiarse_table import report
 from experiments.fiarse_table.catalogue import UNSEEN, Catalogue
 from experiments.options import Options, options_of, parser_of
 from experiments.running import Content, essential, kept
-from experiments.setting import METHODS, PROTOTYPE, finals, rate_of
+from experiments.setting import METHODS, PROTOTYPE, rate_of
 from raffm.errors import RaffmError
 from raffm.measure import measured
 from raffm.prepare import reopened
@@ -58,8 +58,9 @@ def main() -> None:
 
 
 def unseen(options: Options, method: str, rate: float) -> None:
-    """A method's first final model at sizes that it was trained for and others; its weights must be there, or are trained."""
-    name, content = next(iter(finals(options.scale, method, rate).items()))
+    """A method's longest run at sizes that it was trained for and others; its weights must be there, or are trained."""
+    catalogue = Catalogue(options.scale, {method: rate})
+    name, content = next(iter((catalogue.long() | catalogue.final()).items()))
     sizes = UNSEEN[:3] if options.scale == "smoke" else UNSEEN
     path = options.runs.results / f"unseen-{method}.json"
     kept(path, {"run": essential(content), "sizes": sizes}, lambda: _at_sizes(_weights(options, name, content), sizes))

@@ -241,9 +241,10 @@ def _unseen(found: Found) -> str:
         scores = _by_size(entry)
         published = UNSEEN_AT_256.get(method)
         cells = [f"{100 * scores[size]:.1f}" if size in scores else "-" for size in sizes]
-        rows.append([TITLES[method], *cells, "" if published is None else f"{published:.0f}"])
+        rounds = str(entry["about"]["run"]["rounds"])
+        rows.append([TITLES[method], rounds, *cells, "" if published is None else f"{published:.0f}"])
     title = "Sizes that nobody trained, and those that were: global accuracy of the last model (seed 0)"
-    return table(title, ["", *sizes, "published at 1/256, 800 rounds"], rows)
+    return table(title, ["", "rounds", *sizes, "published at 1/256, 800 rounds"], rows)
 
 
 def _by_size(entry: Content) -> dict[str, float]:

@@ -68,9 +68,10 @@ class Scale:
     # -- CIFAR-10 ------------------------------------------------------------------------------------------------
 
     def beside(self, method: str, rate: float) -> dict[str, Content]:
-        """The same at the prototype's rate, where another was found."""
-        found = finals(self.name, method, PROTOTYPE) if rate != PROTOTYPE and method in COMPARED else {}
-        return {name.replace("-seed", f"-at{PROTOTYPE}-seed"): content for name, content in found.items()}
+        """One seed at the prototype's rate, where another was found."""
+        if rate == PROTOTYPE or method not in COMPARED:
+            return {}
+        return {f"{method}-at{PROTOTYPE}-seed0": finals(self.name, method, PROTOTYPE)[f"{method}-seed0"]}
 
     def ablation(self, rate: float) -> dict[str, Content]:
         """Nested without one of its ideas, or with another in its place."""

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.running import Content, is_average, tail_mean
 from experiments.tables import plain_table, table
@@ -38,8 +39,11 @@ TITLES = {
 }
 """What runs are called in tables, by the names of their methods."""
 
-LEVELS = (0.4, 0.5, 0.6, 0.7, 0.75, 0.8)
-"""Accuracies, means over sizes, that a run takes some time to reach."""
+RESAMPLES = 10_000
+"""How often a bootstrap draws."""
+
+LEVELS = 6
+"""How many accuracies, means over sizes and five points apart, tables of time have."""
 
 
 def seeds_of(found: Found, name: str) -> list[Content]:
@@ -65,7 +69,7 @@ def rates(found: Found, methods: Sequence[str], given: Sequence[float]) -> str:
         cells = {rate: f"**{each:.1f}**" if each == best else f"{each:.1f}" for rate, each in scores.items()}
         if cells:
             rows.append([TITLES[method], *(cells.get(str(rate), "-") for rate in given)])
-    title = "Rates: mean over sizes on held-out examples after 50 rounds, last model"
+    title = "Rates: mean over sizes on held-out examples, evaluations at rounds 40, 45 and 50, without the average"
     return table(title, ["rate", *map(str, given)], rows) if rows else ""
 
 
@@ -155,9 +159,9 @@ def glance(by_method: Mapping[str, Sequence[Content]]) -> str:
         "",
         "seeds",
         "mean of all sizes",
-        "avg",
+        "mean, avg",
         f"at {widest[-1]}",
-        "avg",
+        f"at {widest[-1]}, avg",
         f"M multiply-adds deployed at {', '.join(widest)}",
     ]
     return plain_table(head, [row for _, row in sorted(rows, key=lambda entry: -entry[0])])
@@ -190,41 +194,37 @@ def _averaged(runs: Sequence[Content], widest: Sequence[str], averaged: bool, sc
 
 
 def single(title: str, runs: Mapping[str, Content], scores: Scores = by_size) -> str:
-    """Runs of one seed, a row each, with what their clients take."""
+    """Runs of one seed, a row each."""
     if not runs:
         return ""
     widest = max((list(sizes_of(run, False)) for run in runs.values()), key=len)
-    rows = [[name, f"{run['run']['local']['lr']:g}", *_cells(run, widest, scores), _taken(run)] for name, run in runs.items()]
+    rows = [[name, f"{run['run']['local']['lr']:g}", *_cells(run, widest, scores)] for name, run in runs.items()]
     sizes = [*widest, "mean", *(f"{size} avg" for size in widest), "mean avg"]
-    return table(title, ["", "rate", *sizes, "MB down, GFLOP an example, by size"], rows)
+    return table(title, ["", "rate", *sizes], rows)
 
 
-def _taken(run: Content) -> str:
-    each = run.get("clients", {}).values()
-    return ", ".join(f"{cost['bytes_down'] / 1e6:.1f} / {cost['training_flops'] / 1e9:.2f}" for cost in each)
-
-
-def costs(found: Found, methods: Sequence[str]) -> str:
-    """Bytes and work of clients by size, and of what is deployed."""
+def costs(title: str, runs: Mapping[str, Content]) -> str:
+    """Bytes and work of clients by size, and of what is deployed, a row a run."""
+    there = {name: run for name, run in runs.items() if run.get("clients")}
+    if not there:
+        return ""
     rows = []
-    for method in methods:
-        run = found.get(f"{method}-seed0")
-        for size, cost in (run or {}).get("clients", {}).items():
-            name = sizes_of(run, False).get(size) if run else None
-            served = next((each for each in run["sizes"] if each["name"] == name), None) if run else None
-            deployed = [f"{served['params']:,}", f"{served['flops'] / 2e6:,.1f}"] if served else ["", ""]
-            down, up = (f"{cost[key] / 1e6:.2f}" for key in ("bytes_down", "bytes_up"))
-            rows.append([TITLES[method], size, down, up, f"{cost['training_flops'] / 2e6:,.0f}", *deployed])
-    head = [
-        "",
-        "size",
-        "MB down",
-        "MB up",
-        "M multiply-adds to train an example",
-        "parameters deployed",
-        "M multiply-adds deployed",
-    ]
-    return table("What a client of every size takes in a round", head, rows) if rows else ""
+    for name, run in there.items():
+        clients = run["clients"].values()
+        bytes_each = [_by_size_of(clients, key, 1e6) for key in ("bytes_down", "bytes_up")]
+        sizes = {size["name"]: size for size in run["sizes"]}
+        served = [sizes[each] for each in sizes_of(run, False).values()]
+        deployed = [_by_size_of(served, "params", 1e6), _by_size_of(served, "flops", 2e6)]
+        rows.append([name, *bytes_each, _by_size_of(clients, "training_flops", 2e6), *deployed])
+    widest = max((list(run["clients"]) for run in there.values()), key=len)
+    work, deployed_work = "M multiply-adds to train an example", "M multiply-adds deployed"
+    head = ["", "MB down", "MB up", work, "M parameters deployed", deployed_work]
+    return table(f"{title}, by size: {' / '.join(widest)}", head, rows)
+
+
+def _by_size_of(entries: Iterable[Content], key: str, unit: float) -> str:
+    numbers = [entry[key] / unit for entry in entries]
+    return " / ".join(f"{number:,.0f}" if number >= 100 else f"{number:.3g}" for number in numbers)
 
 
 # -- differences -----------------------------------------------------------------------------------------------------
@@ -257,9 +257,15 @@ def difference(mine: Content, theirs: Content, averaged: bool, smallest: bool) -
     """The mean difference over clients, and the middle 95 % of it when clients are drawn again."""
     pairs = zip(_by_client(mine, averaged, smallest), _by_client(theirs, averaged, smallest), strict=True)
     gap = 100 * np.array([ours - other for ours, other in pairs if ours is not None and other is not None])
-    draws = np.random.default_rng(0).integers(0, len(gap), (10_000, len(gap)))
+    mean, low, high = interval(gap)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def interval(gap: NDArray[np.float64]) -> tuple[float, float, float]:
+    """The mean of paired differences, and the middle 95 % of it when they are drawn again."""
+    draws = np.random.default_rng(0).integers(0, len(gap), (RESAMPLES, len(gap)))
     low, high = np.percentile(gap[draws].mean(1), [2.5, 97.5])
-    return f"{gap.mean():+.1f} ({low:+.1f} to {high:+.1f})"
+    return float(gap.mean()), float(low), float(high)
 
 
 def _by_client(run: Content, averaged: bool, smallest: bool) -> list[float | None]:
@@ -269,24 +275,29 @@ def _by_client(run: Content, averaged: bool, smallest: bool) -> list[float | Non
     return [None if None in scores else fmean(scores) for scores in zip(*columns, strict=True)]
 
 
-def times(finals: Mapping[str, Sequence[Content]]) -> str:
-    """Virtual hours to accuracies."""
-    rows = []
-    for method, runs in finals.items():
-        for run in runs[:1]:
-            rows.append([TITLES[method], *(_hours(run, level) for level in LEVELS)])
-    title = (
-        "Virtual hours until the mean over sizes, last model, is so accurate (seed 0; every device 10 GFLOP/s, 1 MB/s: assumed)"
-    )
-    return table(title, ["", *(f"{100 * level:g} %" for level in LEVELS)], rows) if rows else ""
+def times(title: str, runs: Mapping[str, Content]) -> str:
+    """Virtual hours to accuracies, a row a run: of the last model, and of the average."""
+    if not runs:
+        return ""
+    paths = {name: [_path(run, averaged) for averaged in (False, True)] for name, run in runs.items()}
+    best = max(score for both in paths.values() for path in both for _, score in path)
+    levels = [level for level in range(5, 100, 5) if level / 100 <= best][-LEVELS:]
+    rows = [
+        [name, *(" / ".join(_hours(path, level / 100) for path in both if path) for level in levels)]
+        for name, both in paths.items()
+    ]
+    return table(f"{title}: last model / average", ["", *(f"{level} %" for level in levels)], rows)
 
 
-def _hours(run: Content, level: float) -> str:
-    seconds = np.cumsum([entry["seconds"] for entry in run["rounds"]])
-    for entry in run["evaluations"]:
-        if fmean(entry["sizes"][size]["test"]["accuracy"] for size in sizes_of(run, False).values()) >= level:
-            return f"{seconds[entry['round'] - 1] / 3600:.1f}"
-    return "-"
+def _path(run: Content, averaged: bool) -> list[tuple[float, float]]:
+    """The virtual hours that had passed at every evaluation, and the mean accuracy over sizes there."""
+    hours = np.cumsum([entry["seconds"] for entry in run["rounds"]]) / 3600
+    names = sizes_of(run, averaged).values()
+    return [(float(hours[entry["round"] - 1]), _at(entry, names)) for entry in run["evaluations"]] if names else []
+
+
+def _hours(path: Sequence[tuple[float, float]], level: float) -> str:
+    return next((f"{hours:.1f}" for hours, score in path if score >= level), "-")
 
 
 # -- plots -----------------------------------------------------------------------------------------------------------

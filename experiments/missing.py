@@ -9,24 +9,27 @@ from pathlib import Path
 
 from experiments.checkpoints import RANKINGS
 from experiments.fiarse_table.__main__ import TRAINED
-from experiments.fiarse_table.catalogue import Catalogue
+from experiments.fiarse_table.catalogue import FURTHER, Catalogue
 from experiments.fiarse_table.report import SHARED
 from experiments.nested.__main__ import asked_for
 from experiments.nested.catalogue import LINES, PRETRAINED, Scale
 from experiments.options import options_at
-from experiments.running import Content, Runs
+from experiments.running import Content, Runs, essential
 from experiments.salient_parameters.catalogue import ARRANGED, CLASSES
-from experiments.setting import METHODS, PROTOTYPE, RATED_AS, grid, rate_of
+from experiments.setting import METHODS, PUBLISHED_RATE, RATED_AS, grid, rate_of
 from experiments.tables import plain_table
 from raffm.devices.profiles import FLEETS
 
 HERE = Path(__file__).parent
 
+SHARING: Mapping[str, tuple[str, ...]] = {"nested": (), "fiarse_table": SHARED}
+"""Experiments with ResNet-18, and those whose runs they take where they are the same."""
+
 CHECKPOINTS = tuple(f"{model}-{ranking}" for model in ("vit", "sst2") for ranking in RANKINGS)
 
 BY_NAME: Mapping[str, tuple[str, ...]] = {
     "nested": tuple(f"{model}-{method}" for model in ("vit", "texts") for method in PRETRAINED),
-    "fiarse_table": tuple(f"unseen-{method}" for method in METHODS),
+    "fiarse_table": tuple(f"unseen-{method}" for method in FURTHER),
     "checkpoints": CHECKPOINTS,
     "salient_parameters": (
         *(f"{source}-{name}" for source in CLASSES for name in ARRANGED),
@@ -59,21 +62,31 @@ def _not_there(experiment: str, names: Iterable[str]) -> list[str]:
 
 
 def _not_found(experiment: str) -> list[str]:
-    """The runs of ResNet-18 that are not there, nor among those of another experiment with the same settings."""
-    if experiment not in ("nested", "fiarse_table"):
+    """The runs of ResNet-18 that are not there; those that another experiment is asked for are missing there."""
+    if experiment not in SHARING:
         return []
-    runs = options_at(HERE / experiment, "full", SHARED if experiment == "fiarse_table" else ()).runs
-    methods = LINES if experiment == "nested" else tuple(METHODS)
+    runs = _runs(experiment)
+    elsewhere = [essential(content) for other in SHARING[experiment] for content in _asked(other).values()]
+    left = {name: content for name, content in _asked(experiment).items() if essential(content) not in elsewhere}
+    return [name for name, content in left.items() if not runs.has(name, content)]
+
+
+def _runs(experiment: str) -> Runs:
+    return options_at(HERE / experiment, "full", SHARING[experiment]).runs
+
+
+def _asked(experiment: str) -> dict[str, Content]:
+    """All runs of ResNet-18 that an experiment is asked for."""
+    runs, methods = _runs(experiment), LINES if experiment == "nested" else tuple(METHODS)
     asked = {name: content for method in methods if method not in RATED_AS for name, content in grid("full", method).values()}
     rates = {method: _rate(runs, method) for method in methods}
-    asked |= _of_nested(rates) if experiment == "nested" else _of_the_table(rates)
-    return [name for name, content in asked.items() if not runs.has(name, content)]
+    return asked | (_of_nested(rates) if experiment == "nested" else _of_the_table(rates))
 
 
 def _rate(runs: Runs, method: str) -> float:
     """The rate that was found for a method; the published one where that is not known yet."""
     if not all(runs.has(name, content) for name, content in grid("full", RATED_AS.get(method, method)).values()):
-        return PROTOTYPE
+        return PUBLISHED_RATE
     with redirect_stdout(StringIO()):
         return rate_of(runs, "full", method)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +163,28 @@ def is_average(size: str) -> bool:
 
 
 def where() -> dict[str, str]:
-    """The versions, the machine and the day."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
-    return {"raffm": raffm.__version__, "torch": torch.__version__, "device": device, "date": date.today().isoformat()}
+    """The versions, the commit where there is one, the machine and the day."""
+    versions = {"raffm": raffm.__version__, "torch": torch.__version__, "transformers": version("transformers")}
+    return {**versions, **_commit(), "device": device(), "date": date.today().isoformat()}
+
+
+def device() -> str:
+    """The GPU, or the processor and its cores."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    about = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.+)$", about.read_text(), re.MULTILINE) if about.is_file() else None
+    return f"{named[1] if named else platform.machine()}, {os.cpu_count()} cores"
+
+
+def _commit() -> dict[str, str]:
+    """The commit of the code, with a plus where files differ from it; nothing outside a repository."""
+    git = shutil.which("git")
+    if git is None:
+        return {}
+    asked = [git, "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    said = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return {} if said.returncode else {"commit": said.stdout.strip()}
 
 
 def changed(content: Content, *several: Content) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Federate all-MiniLM-L6-v2 by adapters of rank 8, 4 and 2 on SST-2 and AG News, joined in three ways.
 
-python -m experiments.adapters                                      # half an hour on two cores
+python -m experiments.adapters                                      # two hours on two cores
 python -m experiments.adapters --tasks sst2 --methods flexlora      # a few minutes
 """
 

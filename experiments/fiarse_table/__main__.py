@@ -15,10 +15,10 @@ from typing import Any
 
 from experiments.comparing import said
 from experiments.fiarse_table import report
-from experiments.fiarse_table.catalogue import UNSEEN, Catalogue
+from experiments.fiarse_table.catalogue import FURTHER, UNSEEN, Catalogue
 from experiments.options import Options, options_of, parser_of
 from experiments.running import Content, essential, kept
-from experiments.setting import METHODS, PROTOTYPE, rate_of
+from experiments.setting import METHODS, PUBLISHED_RATE, rate_of
 from raffm.errors import RaffmError
 from raffm.measure import measured
 from raffm.prepare import reopened
@@ -46,13 +46,14 @@ def main() -> None:
     options = options_of(given, HERE, report.SHARED)
     asked = [part for part in (("final",) if options.scale == "cpu" else PARTS) if part in options.what]
     is_tuned = bool(set(asked) - {"habits", "published"})  # these have the published rate
-    rates = {method: rate_of(options.runs, options.scale, method) if is_tuned else PROTOTYPE for method in given.methods}
+    rates = {method: rate_of(options.runs, options.scale, method) if is_tuned else PUBLISHED_RATE for method in given.methods}
     catalogue = Catalogue(options.scale, rates)
     for part in (part for part in asked if part in TRAINED):
         for name, content in TRAINED[part](catalogue).items():
             print(said(name, options.runs.of(name, content)), flush=True)
-    for method in rates if "unseen" in asked else ():
-        unseen(options, method, rates[method])
+    for method in FURTHER if "unseen" in asked else ():
+        if method in rates:
+            unseen(options, method, rates[method])
     if "report" in options.what:
         report.write(options)
 

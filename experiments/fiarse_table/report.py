@@ -25,7 +25,7 @@ from experiments.comparing import (
 from experiments.fiarse_table.catalogue import HABITS
 from experiments.options import Options
 from experiments.running import Content, found_in
-from experiments.setting import METHODS, NOTES, PROTOTYPE, RATES
+from experiments.setting import METHODS, NOTES, PUBLISHED_RATE, RATES
 from experiments.tables import joined, table, write_report
 from raffm.report.comparison_plots import by_client
 from raffm.report.drawing import COLOURS, figure_of, look_of
@@ -104,7 +104,6 @@ WORDS = {
     "transform": "images of clients' tests cropped and mirrored",
     "order": "examples in one order in training",
     "norms": "norms by test batches",
-    "all": "all four",
 }
 
 
@@ -135,7 +134,7 @@ def text(options: Options) -> str:
         *(part for prefix, title in BEYOND.items() for part in _beyond(found, prefix, title)),
         _habits(found),
         _unseen(found),
-        costs(found, tuple(METHODS)),
+        costs("What a client takes in a round", {TITLES[method]: runs[0] for method, runs in finals.items() if runs}),
     ]
     return joined(parts)
 
@@ -152,6 +151,7 @@ def _beyond(found: Found, prefix: str, title: str) -> list[str]:
     return [
         single(f"{title}, global (seed 0)", named),
         single(f"{title}, local (seed 0)", named, local_by_size),
+        costs(f"{title}: what a client takes in a round", named),
         differences("fiarse", {method: [run] for method, run in runs.items()}, others, f", {title}"),
     ]
 
@@ -214,21 +214,21 @@ def _global(run: Content) -> float:
 
 def _habits(found: Found) -> str:
     honest = _honest(found)
-    there = known({name: found.get(f"habit-{name}") for name in (*HABITS, "all")})
+    there = known({name: found.get(f"habit-{name}") for name in HABITS})
     if honest is None or not there:
         return ""
     rows = []
     for name, run in {"none": honest, **there}.items():
         gaps = [f"{score(run) - score(honest):+.1f}" for score in (_local, _global)]
         rows.append([WORDS[name], _local_and_global([run]), *gaps])
-    title = f"Habits of the published code, each alone: FIARSE, {len(honest['rounds'])} rounds, rate {PROTOTYPE} (seed 0)"
+    title = f"Habits of the published code, each alone: FIARSE, {len(honest['rounds'])} rounds, rate {PUBLISHED_RATE} (seed 0)"
     return table(title, ["habit", "local / global, last evaluation", "effect on local", "effect on global"], rows)
 
 
 def _honest(found: Found) -> Content | None:
     """FIARSE at the published rate: a run of its own, or one that another experiment has."""
-    several = (found.get(name) for name in ("habit-none", f"fiarse-at{PROTOTYPE}-seed0", "fiarse-seed0"))
-    return next((run for run in several if run is not None and run["run"]["local"]["lr"] == PROTOTYPE), None)
+    several = (found.get(name) for name in ("habit-none", f"fiarse-at{PUBLISHED_RATE}-seed0", "fiarse-seed0"))
+    return next((run for run in several if run is not None and run["run"]["local"]["lr"] == PUBLISHED_RATE), None)
 
 
 def _unseen(found: Found) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.preparing import TINY_BERT, arranged, few, is_missing, minilm, salient_first
 from experiments.running import Content, changed
-from experiments.setting import COMPARED, METHODS, PROTOTYPE, REFERENCES, base_of, finals, with_method
+from experiments.setting import COMPARED, METHODS, PUBLISHED_RATE, REFERENCES, base_of, finals, with_method
 from raffm.devices.balance import Widths
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import size_name
@@ -69,9 +69,9 @@ class Scale:
 
     def beside(self, method: str, rate: float) -> dict[str, Content]:
         """One seed at the prototype's rate, where another was found."""
-        if rate == PROTOTYPE or method not in COMPARED:
+        if rate == PUBLISHED_RATE or method not in COMPARED:
             return {}
-        return {f"{method}-at{PROTOTYPE}-seed0": finals(self.name, method, PROTOTYPE)[f"{method}-seed0"]}
+        return {f"{method}-at{PUBLISHED_RATE}-seed0": finals(self.name, method, PUBLISHED_RATE)[f"{method}-seed0"]}
 
     def ablation(self, rate: float) -> dict[str, Content]:
         """Nested without one of its ideas, or with another in its place."""

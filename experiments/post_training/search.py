@@ -1,7 +1,7 @@
 """Is a search worth its evaluations? Its picks against the best of as many random submodels, at five budgets, three seeds.
 
-python -m experiments.post_training.search runs/post_training                   # minutes on a GPU; goes on where it stopped
-python -m experiments.post_training.search runs/post_training --smoke --out /tmp/search.json
+python -m experiments.post_training.search RUN                   # minutes on a GPU; goes on where it stopped
+python -m experiments.post_training.search RUN --smoke --out /tmp/search.json
 
 Both sides judge as many candidates on the same few validation examples, and as many finalists on more of them; the best there
 is tested on examples that neither has seen. A random candidate fits its budget and uses at least four fifths of it.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -22,6 +21,8 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from experiments.comparing import interval
+from experiments.running import device
 from experiments.submodels import drawn
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Examples
@@ -45,7 +46,6 @@ BATCH = {"cuda": 5000, "cpu": 64}
 WORKERS = 2
 SEEN = 2500
 """Test examples that were looked at while the search was made; the comparison uses others."""
-RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ def _begun(path: Path, scale: Scale) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if found["scale"] == asdict(scale):
             return found
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    machine = {"machine": device, "torch": torch.__version__}
+    machine = {"machine": device(), "torch": torch.__version__}
     return {"date": date.today().isoformat(), **machine, "scale": asdict(scale), "rows": []}
 
 
@@ -199,10 +198,8 @@ def _mean(tensors: list[Tensor]) -> float:
 
 def _interval(differences: list[Tensor]) -> dict[str, float]:
     """The mean difference, and the middle 95 % of it when test examples are drawn again."""
-    each = torch.stack(differences).mean(0)
-    picks = torch.randint(len(each), (RESAMPLES, len(each)), generator=generator(0, "bootstrap"))
-    means = each[picks].mean(1)
-    return {"mean": float(each.mean()), "low": float(means.quantile(0.025)), "high": float(means.quantile(0.975))}
+    mean, low, high = interval(torch.stack(differences).mean(0).numpy())
+    return {"mean": mean, "low": low, "high": high}
 
 
 if __name__ == "__main__":

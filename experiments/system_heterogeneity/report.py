@@ -125,7 +125,9 @@ def _path(rounds: Sequence[Content], run: Content, accuracies: Sequence[float]) 
 
 
 def _when(path: Sequence[tuple[float, float]], level: float) -> str:
-    return next((duration(seconds) for seconds, accuracy in path if accuracy >= level), "-")
+    """The time of the first evaluation above a level; of the very first it is an upper bound."""
+    found = (("≤ " if place == 0 else "") + duration(seconds) for place, (seconds, each) in enumerate(path) if each >= level)
+    return next(found, "-")
 
 
 def _published(runs: Mapping[str, Content]) -> str:

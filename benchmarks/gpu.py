@@ -294,7 +294,7 @@ def scale(data: Federation, repeats: int) -> list[dict[str, Any]]:
     return found
 
 
-def little_memory() -> dict[str, Any]:
+def little_memory(method: str) -> dict[str, Any]:
     """A round on a card that seems small: fewer clients at a time, the same server; and what is said where none fits."""
     data, total = federation(8, 800, 200), torch.cuda.get_device_properties(0).total_memory
     local = Local("sgd", 0.05, 20, steps=50)
@@ -303,11 +303,12 @@ def little_memory() -> dict[str, Any]:
     for name, gibibytes in (("plenty", 64.0), ("little", 2.5), ("too little", 0.25)):
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + gibibytes * 2**30) / total)
-        plan = plan_of("fedavg", data, 50, 8, local=local)
+        plan = plan_of(method, data, 50, 8, local=local)
         backend = Captured(plan, style=Style("float32", True))
         try:
             servers[name] = one_round(plan, backend)
-            found[name] = {"gibibytes": gibibytes, "lanes": backend._width}
+            refused = sorted({kind.refused for kind in backend._kinds.values() if kind.refused})
+            found[name] = {"gibibytes": gibibytes, "lanes": backend._width, "refused": refused}
         except RunError as error:
             found[name] = {"gibibytes": gibibytes, "error": str(error)}
         backend.close()
@@ -382,7 +383,7 @@ def main() -> None:
     """Check, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer steps and repeats")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds of every method that count (default 9)")
+    parser.add_argument("--repeats", type=int, default=20, help="rounds of every method that count (default 20)")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rounds", type=int, default=800, help="rounds of the long run (default 800)")
     parser.add_argument("--backends", default=",".join(BACKENDS), help="those whose accuracy is measured (default: all)")
@@ -422,7 +423,7 @@ def main() -> None:
     if "scale" in what:
         keep("scale", scale(hundred(), 3))
     if "memory" in what:
-        keep("memory", little_memory())
+        keep("memory", {method: little_memory(method) for method in ("fedavg", "nested")})
     if "accuracy" in what:
         again = options.backends.split(",")
         known = [row for row in results.get("accuracy", []) if row["backend"] not in again]

@@ -224,7 +224,7 @@ def backend_of(name: str, plan: Plan, workers: int | None = None, precision: Pre
 
         return Pooled(plan, workers, precision)
     if name == "captured":
-        return captured_or_serial(plan, style=Style(precision))
+        return captured_or_serial(plan, style=Style(precision, channels_last=True))
     raise RunError(f"there is no backend {name!r}. The backends are: serial, pooled, captured.")
 
 

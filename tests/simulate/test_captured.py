@@ -105,6 +105,31 @@ def test_a_graph_that_does_something_else_is_not_used(pretending: pytest.MonkeyP
     assert {kind.refused for kind in backend._kinds.values()} == {"a captured step differs from the plain one"}
 
 
+def test_a_graph_that_spoils_a_later_step_is_not_used(pretending: pytest.MonkeyPatch) -> None:
+    """What is no number is apart from everything, whenever it comes."""
+    replay, replays = Graph.replay, iter(range(1000))
+
+    def spoiling(graph: Graph) -> None:
+        replay(graph)
+        if next(replays) % 3 == 1:
+            lane.sheet.values.fill_(float("nan"))
+
+    made = Lane.__init__
+
+    def remembered(each: Lane, *given: Any) -> None:
+        nonlocal lane
+        made(each, *given)
+        lane = each
+
+    lane: Lane
+    pretending.setattr(Lane, "__init__", remembered)
+    pretending.setattr(Graph, "replay", spoiling)
+    one, other = (plan_of("vit", "heterofl", "full", labels=[ALL] * 2) for _ in range(2))
+    backend = Captured(other, lanes=1)
+    assert_equal(trained(other, backend), trained(one, Serial(one)))
+    assert {kind.refused for kind in backend._kinds.values()} == {"a captured step differs from the plain one"}
+
+
 @dataclass(frozen=True)
 class Finishing(HeteroFL):
     """A method that changes the module once more, after a client's last step."""
@@ -118,10 +143,12 @@ class Finishing(HeteroFL):
         return replace(super().learn(server, share, held, client), finish=finish)
 
 
-def test_a_method_that_finishes_by_itself_is_not_captured() -> None:
+def test_a_method_that_finishes_by_itself_is_not_captured(caplog: pytest.LogCaptureFixture) -> None:
     one, other = (plan_of("vit", "heterofl", "1, 1/4", labels=LABELS) for _ in range(2))
     one, other = (replace(each, method=Finishing(scaler=False)) for each in (one, other))
     assert_equal(trained(other, Captured(other)), trained(one, Serial(one)))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["raffm: steps of heterofl run plainly: its method does something after the last step."]
 
 
 def test_shapes_that_draw_random_numbers_take_turns() -> None:
@@ -207,6 +234,38 @@ def test_shapes_share_what_room_there_is(family: str, most: int, room: Callable[
     finally:
         gc.enable()
     assert_equal(found, trained(one, Serial(one)))
+
+
+def test_what_lies_idle_is_given_up_before_fewer_clients_run(room: Callable[[int], None]) -> None:
+    """Lanes of small clients do not keep large ones of the next round from running beside each other."""
+    plan = plan_of("vit", "heterofl", "1, 1/4", labels=[ALL] * 8)
+    sizes = {client: plan.tier_of(client, 0).size for client in range(8)}
+    small, large = ([client for client, size in sizes.items() if size == each] for each in (1 / 4, 1))
+    room(4)
+    backend = Captured(plan, lanes=4)
+    for clients in (small, large):
+        assert len(clients) == 4
+        round_of(plan, backend, clients)
+        (full,) = [kind for kind in backend._kinds.values() if kind.tracks]
+        assert len(full.tracks) == 4
+
+
+@pytest.mark.parametrize("family", ["raffm_resnet", "vit"])
+def test_a_lane_that_is_let_go_is_freed_at_once(family: str) -> None:
+    plan = plan_of(family, "nested", "1, 1/4", labels=[ALL] * 2)
+    backend = Captured(plan)
+    trained(plan, backend)
+    lanes = [track.lane for kind in backend._kinds.values() for track in kind.tracks]
+    kept = [weakref.ref(sheet.values) for lane in lanes for sheet in lane.sheets]
+    gc.collect()
+    gc.disable()
+    try:
+        lanes.clear()
+        backend.close()
+        assert kept
+        assert not any(each() is not None for each in kept)
+    finally:
+        gc.enable()
 
 
 def test_no_room_for_a_single_client_is_said(room: Callable[[int], None]) -> None:

@@ -31,7 +31,7 @@ from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop, merged, seeded, shape_of
 from raffm.simulate.graph import Recorded, apart_when_replayed, recorded, with_kernels
 from raffm.simulate.lane import Lane, limits_are_usable
-from raffm.simulate.room import full, is_full, make_sure_of
+from raffm.simulate.room import full, is_full, make_sure_of, taken
 from raffm.simulate.sheet import Passes, Style
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ CHECKED = 3
 """Steps of a graph that are compared with the plain step, each from where the plain one began."""
 
 SPARE = 1.5
-"""Room that is asked for before a capture, in peaks of a plain step: memory that runs out during a capture breaks it."""
+"""Room that is asked for before a capture, in what plain steps took: memory that runs out during a capture breaks it."""
 
 TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 """How far the two may be apart after a step, relative to how far the weights moved."""
@@ -113,8 +113,9 @@ class Captured:
         self._device = torch.cuda.current_device()
         torch.cuda.set_device(plan.server.device)
         self._main = torch.cuda.current_stream()
-        self._streams = [torch.cuda.Stream() for _ in range(min(self._width, STREAMS))]  # type: ignore[no-untyped-call]
-        self._aside = [torch.cuda.Stream() for _ in plan.fleet.tiers[1:]]  # type: ignore[no-untyped-call]
+        self._for_terms = [torch.cuda.Stream() for _ in plan.fleet.tiers[1:]]  # type: ignore[no-untyped-call]
+        most = max(1, STREAMS - len(self._for_terms))
+        self._streams = [torch.cuda.Stream() for _ in range(min(self._width, most))]  # type: ignore[no-untyped-call]
         self._has_norms = True  # kernels of our own, for as long as they agree with torch's
         self._copies: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
@@ -145,7 +146,7 @@ class Captured:
             task = self._task(waiting[0], held)
             kind = self._kind(task)
             begun = self._begun(task, kind, running) if self._repays(task, kind) else None
-            if begun is None and running and self._repays(task, kind):
+            if begun is None and running and self._repays(task, kind):  # still
                 break  # no room beside the others
             waiting.pop(0)
             kind.steps += self._steps_of(task)
@@ -199,9 +200,13 @@ class Captured:
         constants = tuple((tuple(tensor.shape), tensor.dtype) for tensor in learn.constants)
         fading = None if learn.fading is None else learn.fading.aware
         key = shape_of(self._plan, task.order.share.selection), learn.key, constants, fading
-        kind = self._kinds.setdefault(key, Kind())
+        if key not in self._kinds:
+            kind = self._kinds[key] = Kind()
+            reason = _uncapturable(learn, self._style, has_others=bool(task.order.share.inner))
+            if reason:
+                self._refuse(kind, reason)
         self._kinds.move_to_end(key)
-        return kind
+        return self._kinds[key]
 
     def _steps_of(self, task: Task) -> int:
         return self._plan.local.steps_of(len(self._plan.data.split.train[task.order.client]))
@@ -221,8 +226,7 @@ class Captured:
             if not is_full(error):
                 raise
             said = str(error)  # the error itself holds on to what did not fit
-        self._without_room(running, said)
-        return None if running else self._begun(task, kind, running)
+        return self._begun(task, kind, running) if self._has_more_room(running, said) else None
 
     def _on_a_track(self, task: Task, kind: Kind, running: Sequence[Running]) -> Running | None:
         """A client on a track that is free or new; None where its step turns out to be none that can run there now."""
@@ -250,7 +254,7 @@ class Captured:
             if id(track) not in busy:
                 return track
         self._make_room(busy)
-        return Track(Lane(self._plan, task.order, task.learn, self._style, self._aside))
+        return Track(Lane(self._plan, task.order, task.learn, self._style, self._for_terms))
 
     def _make_room(self, busy: set[int]) -> None:
         """Give up tracks that nobody runs on, the kinds used longest ago first, where there are too many."""
@@ -260,23 +264,25 @@ class Captured:
                 return
             kind.tracks = [track for track in kind.tracks if id(track) in busy]
 
-    def _without_room(self, running: Sequence[Running], said: str) -> None:
-        """Go on with fewer lanes; where not even one fits, say what was asked for."""
-        given_up = self._give_up({id(each.track) for each in running})
-        if not running and not given_up:
+    def _has_more_room(self, running: Sequence[Running], said: str) -> bool:
+        """Give up what lies idle, if anything does; else go on with fewer clients, or say that not even one fits."""
+        if self._give_up({id(each.track) for each in running}):
+            return True
+        if not running:
             raise full("a single client", said, "Use a smaller batch or model")
-        self._width = len(running) or max(1, given_up - 1)
+        self._width = len(running)
         notice(f"the GPU has room for {self._width} clients at a time.")
+        return False
 
-    def _give_up(self, busy: set[int]) -> int:
-        """Free all tracks that nobody runs on; give how many there were."""
+    def _give_up(self, busy: set[int]) -> bool:
+        """Free all tracks that nobody runs on; give whether there were any."""
         before = sum(len(kind.tracks) for kind in self._kinds.values())
         for kind in self._kinds.values():
             kind.tracks = [track for track in kind.tracks if id(track) in busy]
         torch.cuda.synchronize()
         gc.collect()  # modules whose parts refer to themselves
         torch.cuda.empty_cache()
-        return before - sum(len(kind.tracks) for kind in self._kinds.values())
+        return before > sum(len(kind.tracks) for kind in self._kinds.values())
 
     def _with_room(self, what: str, remedy: str, run: Callable[[], T]) -> T:
         """Do what needs memory, without lanes if there is not enough; say in one line where that does not help."""
@@ -334,22 +340,28 @@ class Captured:
 
     def _capture(self, task: Task, kind: Kind, track: Track, turn: int) -> None:
         """Capture the step of a turn, and compare what it does over a few steps with the plain one."""
+        found = self._try_to_capture(task, kind, track, turn)
+        if found and self._has_norms and track.lane.has_simple_norms:
+            notice(f"a captured step differs from the plain one ({found}): batch norms are torch's own from now on.")
+            self._has_norms = False
+            found = self._try_to_capture(task, kind, track, turn)
+        if found:
+            self._refuse(kind, "a captured step differs from the plain one", found)
+
+    def _try_to_capture(self, task: Task, kind: Kind, track: Track, turn: int) -> str:
+        """By how much the captured step differs, where that is too much."""
         lane, steps = track.lane, min(CHECKED, track.lane.fill_steps, track.lane.steps)
-        kind.refused = _uncapturable(task.learn, lane)
-        if kind.refused:
-            torch.cuda.synchronize()  # before the lane's memory is another's
-            return
         source = torch.cuda.default_generators[torch.cuda.current_device()]
         for sheet in lane.sheets:
             sheet.passes = Passes()
         torch.cuda.synchronize()  # nobody may run beside
-        torch.cuda.reset_peak_memory_stats()
+        before = taken()
         plain = self._states(task, lane, steps, turn)
         collectors = with_kernels(lane, self._has_norms)
         self._again(task, lane)
         drawn = source.get_offset()
         lane.step(turn)  # has the kernels compiled
-        make_sure_of(int(SPARE * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())))
+        make_sure_of(int(SPARE * before.most_since()))
         kind.draws = source.get_offset() != drawn
         try:
             graph = recorded(lane, collectors, turn)
@@ -357,19 +369,11 @@ class Captured:
             if is_full(error):
                 raise
             self._refuse(kind, "it cannot be captured", str(error).splitlines()[0])
-            return
+            return ""
         track.graphs[lane.where(), turn] = Recorded(graph, collectors)
         self._again(task, lane)
-        apart = max(apart_when_replayed(lane, graph, before, after) for before, after in pairwise(plain))
-        if apart <= TOLERANCE[self._style.precision]:
-            return
-        found = f"by {apart:.1e} of its length"  # or by what is not a number
-        if self._has_norms:
-            notice(f"a captured step differs from the plain one ({found}): batch norms are torch's own from now on.")
-            self._has_norms = False
-            self._capture(task, kind, track, turn)
-        else:
-            self._refuse(kind, "a captured step differs from the plain one", found)
+        apart = max(apart_when_replayed(lane, graph, old, new) for old, new in pairwise(plain))
+        return "" if apart <= TOLERANCE[self._style.precision] else f"by {apart:.1e} of its length"
 
     def _states(self, task: Task, lane: Lane, steps: int, turn: int) -> list[list[Tensor]]:
         """All that the first steps of a client change, before the first and after each, run plainly."""
@@ -386,21 +390,21 @@ class Captured:
         lane.load(task.order, task.held, task.learn)
         lane.fill(0)
 
-    def _refuse(self, kind: Kind, reason: str, found: str) -> None:
+    def _refuse(self, kind: Kind, reason: str, found: str = "") -> None:
         """Run steps of a kind plainly from now on; said once for all kinds."""
         if not any(other.refused == reason for other in self._kinds.values()):
-            notice(f"steps of {self._plan.method.name} run plainly: {reason} ({found}).")
+            notice(f"steps of {self._plan.method.name} run plainly: {reason}{f' ({found})' if found else ''}.")
         kind.refused, kind.tracks = reason, []
 
 
-def _uncapturable(learn: Learn, lane: Lane) -> str:
+def _uncapturable(learn: Learn, style: Style, has_others: bool) -> str:
     """Why the step of a method is not captured, if so: what lanes do in its stead is not all that it does."""
     if learn.fading is not None:
         return ""
-    if lane.style.dtype != torch.float32 and learn.after_step is not nothing:
+    if style.dtype != torch.float32 and learn.after_step is not nothing:
         return "its method changes weights after a step, which bfloat16 lanes round"
     if learn.scaling is None and learn.finish is not nothing:
         return "its method does something after the last step"
-    if lane.insets and learn.after_backward is not nothing:
+    if has_others and learn.after_backward is not nothing:
         return "its method changes gradients that smaller submodels add to"
     return ""

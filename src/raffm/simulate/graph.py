@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from raffm.notices import notice
 from raffm.simulate.lane import Lane
 from raffm.simulate.sheet import Passes
 
@@ -27,14 +30,25 @@ class Recorded:
 
 def with_kernels(lane: Lane, with_norms: bool) -> list[Any]:
     """Give a lane the passes that are single kernels, where Triton is installed; those that collect have tables to fill."""
-    try:
-        from raffm.simulate import kernels, norms
-    except ImportError:
+    if not _has_triton():
         return []
+    from raffm.simulate import kernels, norms
+
     collectors = [kernels.Collector(sheet.slots, len(sheet.values), sheet.device) for sheet in lane.sheets]
     for sheet, collector in zip(lane.sheets, collectors, strict=True):
         sheet.passes = Passes(collector, kernels.publish, norms.normalise if with_norms else None)
     return collectors
+
+
+@cache
+def _has_triton() -> bool:
+    """Whether kernels can be made; says so once if not."""
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        notice(f"Triton cannot be imported ({error}): the passes of a captured step are torch's own, which are more.")
+        return False
+    return True
 
 
 def recorded(lane: Lane, collectors: Sequence[Any], turn: int) -> torch.cuda.CUDAGraph:
@@ -81,4 +95,5 @@ def apart_when_replayed(lane: Lane, graph: torch.cuda.CUDAGraph, before: Sequenc
 def _apart(gap: Tensor, length: Tensor, weights: Tensor | None) -> float:
     """How long a gap is next to a length; elements count by their weights."""
     gap, length = (each.float() if weights is None else each.float() * weights for each in (gap, length))
-    return float(gap.norm() / length.norm().clamp_min(TINY))
+    found = float(gap.norm() / length.norm().clamp_min(TINY))
+    return math.inf if math.isnan(found) else found  # `max` passes over what is no number

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -57,6 +58,11 @@ class Lane:
     def sheets(self) -> list[Sheet]:
         """The numbers of the lane's own module, and those of smaller submodels."""
         return [self.sheet, *(inset.sheet for inset in self.insets)]
+
+    @property
+    def has_simple_norms(self) -> bool:
+        """Whether kernels of ours can be its batch norms."""
+        return self.sheet.has_simple_norms
 
     def _scaled(self) -> dict[str, float]:
         """The factors of parameters whose modules' outputs are multiplied."""
@@ -187,13 +193,24 @@ class Lane:
 
     def _put(self, name: str, tensor: Tensor, capacity: int) -> None:
         place = name, tuple(tensor.shape[1:])  # texts of another length have room of their own: graphs know where it is
-        self._room[place] = self._inputs[name] = _grown(self._room.get(place, tensor[:0]), tensor, capacity)
+        self._room[place] = self._inputs[name] = self._laid(_grown(self._room.get(place, tensor[:0]), tensor, capacity))
         self._inputs[name][: len(tensor)].copy_(tensor)
 
     def _styled(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.to(self.style.dtype) if tensor.is_floating_point() else tensor
-        is_image = self.style.channels_last and tensor.dim() == 4
-        return tensor.contiguous(memory_format=torch.channels_last) if is_image else tensor
+        return self._laid(tensor.to(self.style.dtype) if tensor.is_floating_point() else tensor)
+
+    def _has_channels_last(self, tensor: Tensor) -> bool:
+        """Whether it holds images whose channels are the fastest axis: of a single channel the tensor itself does not tell."""
+        return self.style.channels_last and tensor.dim() == 4
+
+    def _laid(self, tensor: Tensor) -> Tensor:
+        return tensor.contiguous(memory_format=torch.channels_last) if self._has_channels_last(tensor) else tensor
+
+    def _taken(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Some rows, laid as all are: images with channels last in one pass."""
+        if not self._has_channels_last(tensor):
+            return tensor.index_select(0, rows)
+        return tensor.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
 
     def where(self) -> object:
         """Where the inputs of a step lie; a graph holds for one place."""
@@ -218,14 +235,18 @@ class Lane:
     def _add_others(self, terms: Iterator[Tensor], begun: torch.cuda.Event | None) -> None:
         """Add the gradients of all other terms, which are found beside each other, one after the other."""
         found: list[tuple[Sequence[Tensor | None], list[Inset]]] = []
-        while True:
-            with self._aside(len(found), begun):
-                term = next(terms, None)
-                if term is None:
-                    break
-                found.append(self._gradients(term))
-        for stream in self._streams[: len(found) + 1]:  # the last one began, and found no term
-            torch.cuda.current_stream().wait_stream(stream)
+        try:
+            while True:
+                with self._aside(len(found), begun):
+                    term = next(terms, None)
+                    if term is None:
+                        break
+                    found.append(self._gradients(term))
+        except BaseException:
+            with suppress(RuntimeError):  # says that the capture is broken
+                self._join(len(found) + 1)  # one that is not, ends and frees its memory only where all streams are joined
+            raise
+        self._join(len(found) + 1)  # the last one began, and found no term
         for own, insets in found:
             self.sheet.add(own)
             for inset in insets:
@@ -234,14 +255,12 @@ class Lane:
     def _gradients(self, term: Tensor) -> tuple[Sequence[Tensor | None], list[Inset]]:
         """Those of the lane's own parameters, and the smaller submodels that have collected theirs."""
         wanted = [parameter for sheet in self.sheets for parameter in sheet.parameters]
-        given = torch.autograd.grad(term, wanted, self._one.expand_as(term), allow_unused=True)
-        own, rest = given[: len(self.sheet.parameters)], given[len(self.sheet.parameters) :]
+        given = iter(torch.autograd.grad(term, wanted, self._one.expand_as(term), allow_unused=True))
+        own, *others = [tuple(islice(given, len(sheet.parameters))) for sheet in self.sheets]
         touched = []
-        for inset in self.insets:
-            count = len(inset.sheet.parameters)
-            mine, rest = rest[:count], rest[count:]
-            if any(gradient is not None for gradient in mine):
-                inset.collect(mine)
+        for inset, gradients in zip(self.insets, others, strict=True):
+            if any(gradient is not None for gradient in gradients):
+                inset.collect(gradients)
                 touched.append(inset)
         return own, touched
 
@@ -256,9 +275,14 @@ class Lane:
         self._streams[place].wait_event(begun)
         return torch.cuda.stream(self._streams[place])
 
+    def _join(self, count: int) -> None:
+        """Wait for the first so many of the streams that terms run on."""
+        for stream in self._streams[:count]:
+            torch.cuda.current_stream().wait_stream(stream)
+
     def _batch(self) -> Batch:
         rows = self._rows.index_select(0, self.step_number[None])[0]
-        inputs = {name: _taken(tensor, rows) for name, tensor in self._inputs.items()}
+        inputs = {name: self._taken(tensor, rows) for name, tensor in self._inputs.items()}
         return Batch(inputs, self._labels.index_select(0, rows))
 
     def _hooked(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -311,16 +335,7 @@ def _grown(buffer: Tensor, like: Tensor, capacity: int) -> Tensor:
     """A buffer with room for so many rows; the same one as long as it has it."""
     if len(buffer) >= capacity and buffer.shape[1:] == like.shape[1:]:
         return buffer
-    made = torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
-    is_image = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
-    return made.contiguous(memory_format=torch.channels_last) if is_image else made
-
-
-def _taken(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Some rows, laid as all are: images with channels last in one pass."""
-    if tensor.dim() != 4 or not tensor.is_contiguous(memory_format=torch.channels_last):
-        return tensor.index_select(0, rows)
-    return tensor.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return torch.zeros((capacity, *like.shape[1:]), dtype=like.dtype, device=like.device)
 
 
 def _folded(scaling: Scaling | None, module: nn.Module) -> Scaling | None:

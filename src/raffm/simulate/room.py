@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from raffm.errors import RunError
@@ -21,6 +23,31 @@ def full(what: str, said: str, remedy: str) -> RunError:
     used, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
     held = f"{used / 2**30:.2f} of its {total / 2**30:.2f} GiB are in use"
     return RunError(f"the GPU's memory does not hold {what}: {asked} ({held}). {remedy}.")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How much memory torch had, and how much of it was in use."""
+
+    reserved: int
+    used: int
+
+    def most_since(self) -> int:
+        """The most that was had beyond it and what is still in use now.
+
+        Had, not used: every stream takes memory of its own, in a capture as before it. That in which cuBLAS works counts.
+        """
+        torch._C._cuda_clearCublasWorkspaces()
+        kept = torch.cuda.memory_allocated() - self.used
+        return max(0, torch.cuda.max_memory_reserved() - self.reserved - kept)
+
+
+def taken() -> Taken:
+    """What is had now, nothing of it spare."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return Taken(torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
 
 
 def make_sure_of(room: int) -> None:

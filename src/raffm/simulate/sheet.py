@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +79,11 @@ class Sheet:
         self.passes = Passes()
         if style.dtype == torch.bfloat16:
             module.register_forward_hook(widened)
+        self.has_simple_norms = any(self._is_simple(part) for part in module.modules())
         for part in module.modules():
             if isinstance(part, _BatchNorm):
-                part.forward = partial(self._normed, part)  # type: ignore[method-assign]
+                itself: Any = weakref.proxy(part)  # or a lane that is given up would wait for the garbage collector
+                part.forward = partial(self._normed, itself)  # type: ignore[method-assign]
             if isinstance(part, Rectifying):
                 part.rectified = self._rectified  # type: ignore[method-assign]
 
@@ -93,7 +96,7 @@ class Sheet:
             return self.passes.normalise(values, *_affine(norm), norm.eps)
         was, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
         try:
-            return type(norm).forward(norm, values)
+            return norm.__class__.forward(norm, values)
         finally:
             torch.backends.cudnn.enabled = was
 

@@ -88,5 +88,5 @@ def pretended(patch: pytest.MonkeyPatch) -> None:
     for name, function in functions.items():
         patch.setattr(torch.cuda, name, function)
     patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-    patch.setattr("raffm.simulate.captured.with_kernels", lambda *_: [])  # which are for a real one
-    patch.setattr("raffm.simulate.captured.make_sure_of", lambda _: None)
+    patch.setattr("raffm.simulate.graph.with_kernels", lambda *_: [])  # which are for a real one
+    patch.setattr("raffm.simulate.graph.make_sure_of", lambda _: None)

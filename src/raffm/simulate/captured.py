@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,10 +28,10 @@ from raffm.rounds.local import dropout_seed
 from raffm.rounds.plan import Order, Plan
 from raffm.rounds.predict import Job, predicted
 from raffm.rounds.workshop import Outcome, Workshop, merged, seeded, shape_of
-from raffm.simulate.graph import Recorded, apart_when_replayed, recorded, with_kernels
+from raffm.simulate.graph import Recorded, Recorder, Refused
 from raffm.simulate.lane import Lane, limits_are_usable
-from raffm.simulate.room import full, is_full, make_sure_of, taken
-from raffm.simulate.sheet import Passes, Style
+from raffm.simulate.room import full, is_full
+from raffm.simulate.sheet import Style
 
 T = TypeVar("T")
 
@@ -47,15 +46,6 @@ BURST = 10
 
 STREAMS = 32
 """Streams that torch tells apart; more would share queues."""
-
-CHECKED = 3
-"""Steps of a graph that are compared with the plain step, each from where the plain one began."""
-
-SPARE = 1.5
-"""Room that is asked for before a capture, in what plain steps took: memory that runs out during a capture breaks it."""
-
-TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
-"""How far the two may be apart after a step, relative to how far the weights moved."""
 
 
 @dataclass(eq=False)
@@ -116,7 +106,7 @@ class Captured:
         self._for_terms = [torch.cuda.Stream() for _ in plan.fleet.tiers[1:]]  # type: ignore[no-untyped-call]
         most = max(1, STREAMS - len(self._for_terms))
         self._streams = [torch.cuda.Stream() for _ in range(min(self._width, most))]  # type: ignore[no-untyped-call]
-        self._has_norms = True  # kernels of our own, for as long as they agree with torch's
+        self._recorder = Recorder(self._style.precision)
         self._copies: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
     def train(self, orders: Sequence[Order], tally: Tally, done: Callable[[Outcome], None], tick: Tick) -> list[Outcome]:
@@ -204,7 +194,7 @@ class Captured:
             kind = self._kinds[key] = Kind()
             reason = _uncapturable(learn, self._style, has_others=bool(task.order.share.inner))
             if reason:
-                self._refuse(kind, reason)
+                self._refuse(kind, Refused(reason))
         self._kinds.move_to_end(key)
         return self._kinds[key]
 
@@ -309,12 +299,11 @@ class Captured:
             lane.load(task.order, task.held, task.learn)
             filled = lane.fill(0)
             turns = [lane.turn(step) for step in range(lane.steps)]
-            for turn in sorted(set(turns)):
-                if (lane.where(), turn) not in track.graphs:
-                    self._capture(task, kind, track, turn)
-                    if kind.refused:
-                        return
-                    self._again(task, lane)
+            try:
+                self._capture_missing(task, kind, track, turns)
+            except Refused as refused:
+                self._refuse(kind, refused)
+                return
         if kind.draws and is_beside:
             return
         graphs = {turn: track.graphs[lane.where(), turn].graph for turn in set(turns)}
@@ -328,6 +317,16 @@ class Captured:
                         graphs[turns[step]].replay()
                 yield end
 
+    def _capture_missing(self, task: Task, kind: Kind, track: Track, turns: Sequence[int]) -> None:
+        """The graphs of all turns that were not captured yet, where the inputs of the step lie now."""
+        again = partial(self._again, task, track.lane)
+        for turn in sorted(set(turns)):
+            place = track.lane.where(), turn
+            if place not in track.graphs:
+                track.graphs[place] = self._recorder.record(track.lane, turn, again)
+                kind.draws = kind.draws or track.graphs[place].draws
+                again()
+
     def _merged(self, running: Running, tally: Tally) -> Outcome:
         """Wait for a client, and add its update to the tally."""
         task, lane, order = running.task, running.track.lane, running.task.order
@@ -336,65 +335,17 @@ class Captured:
         update = Update(order.client, order.share, task.held, lane.update(order), order.weight, task.present)
         return merged(self._plan, tally, update, loss)
 
-    # -- graphs --------------------------------------------------------------------------------------------------
-
-    def _capture(self, task: Task, kind: Kind, track: Track, turn: int) -> None:
-        """Capture the step of a turn, and compare what it does over a few steps with the plain one."""
-        found = self._try_to_capture(task, kind, track, turn)
-        if found and self._has_norms and track.lane.has_simple_norms:
-            notice(f"a captured step differs from the plain one ({found}): batch norms are torch's own from now on.")
-            self._has_norms = False
-            found = self._try_to_capture(task, kind, track, turn)
-        if found:
-            self._refuse(kind, "a captured step differs from the plain one", found)
-
-    def _try_to_capture(self, task: Task, kind: Kind, track: Track, turn: int) -> str:
-        """By how much the captured step differs, where that is too much."""
-        lane, steps = track.lane, min(CHECKED, track.lane.fill_steps, track.lane.steps)
-        source = torch.cuda.default_generators[torch.cuda.current_device()]
-        for sheet in lane.sheets:
-            sheet.passes = Passes()
-        torch.cuda.synchronize()  # nobody may run beside
-        before = taken()
-        plain = self._states(task, lane, steps, turn)
-        collectors = with_kernels(lane, self._has_norms)
-        self._again(task, lane)
-        drawn = source.get_offset()
-        lane.step(turn)  # has the kernels compiled
-        make_sure_of(int(SPARE * before.most_since()))
-        kind.draws = source.get_offset() != drawn
-        try:
-            graph = recorded(lane, collectors, turn)
-        except RuntimeError as error:
-            if is_full(error):
-                raise
-            self._refuse(kind, "it cannot be captured", str(error).splitlines()[0])
-            return ""
-        track.graphs[lane.where(), turn] = Recorded(graph, collectors)
-        self._again(task, lane)
-        apart = max(apart_when_replayed(lane, graph, old, new) for old, new in pairwise(plain))
-        return "" if apart <= TOLERANCE[self._style.precision] else f"by {apart:.1e} of its length"
-
-    def _states(self, task: Task, lane: Lane, steps: int, turn: int) -> list[list[Tensor]]:
-        """All that the first steps of a client change, before the first and after each, run plainly."""
-        self._again(task, lane)
-        found = [[tensor.clone() for tensor in lane.state()]]
-        for _ in range(steps):
-            lane.step(turn)
-            found.append([tensor.clone() for tensor in lane.state()])
-        return found
-
     def _again(self, task: Task, lane: Lane) -> None:
         """Back to the beginning of the client, random numbers too."""
         torch.cuda.manual_seed(dropout_seed(self._plan.seed, task.order.round, task.order.client))
         lane.load(task.order, task.held, task.learn)
         lane.fill(0)
 
-    def _refuse(self, kind: Kind, reason: str, found: str = "") -> None:
+    def _refuse(self, kind: Kind, refused: Refused) -> None:
         """Run steps of a kind plainly from now on; said once for all kinds."""
-        if not any(other.refused == reason for other in self._kinds.values()):
-            notice(f"steps of {self._plan.method.name} run plainly: {reason}{f' ({found})' if found else ''}.")
-        kind.refused, kind.tracks = reason, []
+        if not any(other.refused == refused.reason for other in self._kinds.values()):
+            notice(f"steps of {self._plan.method.name} run plainly: {refused}.")
+        kind.refused, kind.tracks = refused.reason, []
 
 
 def _uncapturable(learn: Learn, style: Style, has_others: bool) -> str:

@@ -33,9 +33,9 @@ def main() -> None:
     given = parser.parse_args()
     options = options_of(given, HERE)
     scale, runs = Scale(options.scale, options.runs.folder), options.runs
-    is_tuned = set(options.what) & {"rates", "final", "beside", "ablation", "compute", "cifar100"}
+    tuned_parts = set(options.what) & {"rates", "final", "beside", "ablation", "compute", "cifar100"}
     tuned = [method for method in given.methods if method in (COMPARED if scale.name == "cpu" else LINES)]
-    rates = {method: rate_of(runs, scale.name, method) for method in tuned} if is_tuned else {}
+    rates = {method: rate_of(runs, scale.name, method) for method in tuned} if tuned_parts else {}
     parts = options.what if options.scale != "cpu" else ["final", "finer"]
     for name, content in asked_for(scale, rates, parts, given.methods).items():
         print(said(name, runs.of(name, content)), flush=True)

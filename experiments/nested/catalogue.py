@@ -12,7 +12,7 @@ from experiments.running import Content, changed
 from experiments.setting import COMPARED, METHODS, PUBLISHED_RATE, REFERENCES, base_of, finals, with_method
 from raffm.devices.balance import Widths
 from raffm.devices.budget import Budget
-from raffm.devices.fleet import size_name
+from raffm.devices.fleet import fleet_of, size_name
 from raffm.methods.widths import ratio_of, width_sizes
 from raffm.models.labelled import Labelled
 from raffm.models.load import Kind, trainable
@@ -35,8 +35,6 @@ ABLATION: Mapping[str, Content] = {
 
 LONGER = 1.32
 """Nested on uniform shapes takes so many times the multiply-adds of HeteroFL, over clients of the four sizes."""
-
-SIZES = (1.0, 1 / 4, 1 / 16, 1 / 64)
 
 FINER: Content = {"1/4": [16, 32, 36, 44], "1/16": [12, 18, 14, 20]}
 """Balanced shapes of a CPU's small ResNet by 2 channels. By 8, which leave its first stage two sizes, the smallest is
@@ -98,10 +96,10 @@ class Scale:
 
     def bound_shapes(self) -> dict[str, list[int]]:
         """Balanced shapes of the fleet's sizes within the parameters of each and the FLOPs of its uniform shape."""
-        model, sizes = self.base["model"], SIZES[:2] if self.is_smoke else SIZES
-        shape = (1, 8, 8) if self.is_smoke else (3, 32, 32)
+        model, sizes = self.base["model"], fleet_of(self.base["fleet"]["tiers"]).sizes
+        image = (1, 8, 8) if self.is_smoke else (3, 32, 32)
         changes = {key: entry for key, entry in model.items() if key != "name"}
-        server = Labelled.of(trainable(model["name"], "image", 10, shape, changes=changes))
+        server = Labelled.of(trainable(model["name"], "image", 10, image, changes=changes))
         widths = Widths(server)
         budgets: list[Budget | None] = [None]
         for size in sizes[1:]:

@@ -136,8 +136,8 @@ class Captured:
             task = self._task(waiting[0], held)
             kind = self._kind(task)
             begun = self._begun(task, kind, running) if self._repays(task, kind) else None
-            if begun is None and running and self._repays(task, kind):  # still
-                break  # no room beside the others
+            if begun is None and running and self._repays(task, kind):
+                break  # it was not refused, so there is no room beside the others
             waiting.pop(0)
             kind.steps += self._steps_of(task)
             if begun is None:

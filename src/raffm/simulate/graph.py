@@ -22,7 +22,6 @@ from raffm.simulate.sheet import Passes
 TINY = 1e-30
 """Below this a length is nothing."""
 
-
 CHECKED = 3
 """Steps of a graph that are compared with the plain step, each from where the plain one began."""
 
@@ -62,7 +61,7 @@ class Recorder:
     def record(self, lane: Lane, turn: int, again: Callable[[], None]) -> Recorded:
         """The graph of a lane's step at a turn; `again` brings the lane to where its client begins."""
         found, apart = self._tried(lane, turn, again)
-        if apart > self._tolerance and self._has_norms and lane.has_simple_norms:
+        if apart > self._tolerance and self._has_norms and lane.sheet.has_simple_norms:
             notice(f"a captured step differs from the plain one ({_worded(apart)}): batch norms are torch's own from now on.")
             self._has_norms = False
             del found  # its memory is wanted

@@ -59,11 +59,6 @@ class Lane:
         """The numbers of the lane's own module, and those of smaller submodels."""
         return [self.sheet, *(inset.sheet for inset in self.insets)]
 
-    @property
-    def has_simple_norms(self) -> bool:
-        """Whether kernels of ours can be its batch norms."""
-        return self.sheet.has_simple_norms
-
     def _scaled(self) -> dict[str, float]:
         """The factors of parameters whose modules' outputs are multiplied."""
         factors = {} if self.scaling is None else self.scaling.factors

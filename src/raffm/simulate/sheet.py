@@ -79,7 +79,7 @@ class Sheet:
         self.passes = Passes()
         if style.dtype == torch.bfloat16:
             module.register_forward_hook(widened)
-        self.has_simple_norms = any(self._is_simple(part) for part in module.modules())
+        self.has_simple_norms = any(self._is_simple(part) for part in module.modules())  # which kernels of ours can be
         for part in module.modules():
             if isinstance(part, _BatchNorm):
                 itself: Any = weakref.proxy(part)  # or a lane that is given up would wait for the garbage collector

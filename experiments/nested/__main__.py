@@ -36,7 +36,7 @@ def main() -> None:
     tuned_parts = set(options.what) & {"rates", "final", "beside", "ablation", "compute", "cifar100"}
     tuned = [method for method in given.methods if method in (COMPARED if scale.name == "cpu" else LINES)]
     rates = {method: rate_of(runs, scale.name, method) for method in tuned} if tuned_parts else {}
-    parts = options.what if options.scale != "cpu" else ["final", "finer"]
+    parts = options.what if options.scale != "cpu" else ["final", "finer", "slower"]
     for name, content in asked_for(scale, rates, parts, given.methods).items():
         print(said(name, runs.of(name, content)), flush=True)
     if "report" in options.what:
@@ -49,6 +49,7 @@ def asked_for(scale: Scale, rates: Mapping[str, float], parts: Sequence[str], me
     for method, rate in rates.items():
         found |= finals(scale.name, method, rate) if "final" in parts else {}
         found |= scale.beside(method, rate) if "beside" in parts else {}
+        found |= scale.slower(method) if "slower" in parts else {}
     if "finer" in parts and "nested" in rates:
         found |= scale.finer(rates["nested"])
     if "ablation" in parts and "nested" in rates:

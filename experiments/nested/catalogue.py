@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.preparing import TINY_BERT, arranged, few, is_missing, minilm, salient_first
 from experiments.running import Content, changed
-from experiments.setting import COMPARED, METHODS, PUBLISHED_RATE, REFERENCES, base_of, finals, with_method
+from experiments.setting import COMPARED, METHODS, PUBLISHED_RATE, RATES, REFERENCES, base_of, finals, with_method
 from raffm.devices.balance import Widths
 from raffm.devices.budget import Budget
 from raffm.devices.fleet import fleet_of, size_name
@@ -83,6 +83,11 @@ class Scale:
             name.replace("-seed", "-finer-seed"): changed(content, {"method": {"shapes": FINER}})
             for name, content in named.items()
         }
+
+    def slower(self, method: str) -> dict[str, Content]:
+        """On a CPU, where no rate is chosen: masks and nested at the lowest of them, which is chosen for ResNet-18."""
+        found = finals(self.name, method, min(RATES)) if method in COMPARED[:2] else {}
+        return {name.replace("-seed", f"-at{min(RATES)}-seed"): content for name, content in found.items()}
 
     def longer(self, rate: float) -> dict[str, Content]:
         """HeteroFL with as many multiply-adds as nested on its shapes."""

@@ -50,7 +50,6 @@ def text(options: Options) -> str:
 def _parts(found: Found) -> list[str]:
     finals = {method: seeds_of(found, method) for method in LINES}
     finer = {"nested-finer": seeds_of(found, "nested-finer")}
-    beside = {method: seeds_of(found, f"{method}-at{PUBLISHED_RATE}") for method in LINES}
     early = {
         method: [run] for method, run in known({each: found.get(f"rate-{each}-{PUBLISHED_RATE}") for each in LINES}).items()
     }
@@ -61,12 +60,18 @@ def _parts(found: Found) -> list[str]:
             f"After 50 rounds at the rate {PUBLISHED_RATE}, a tenth of the examples held out: accuracy on the test set", early
         ),
         accuracies("CIFAR-10: accuracy in percent on the test set, mean of the last evaluations", finals | finer),
-        accuracies(f"The same at the published rate, {PUBLISHED_RATE}, where another was found", beside),
+        *(part for rate in RATES for part in _at_another(found, rate)),
         costs("What a client takes in a round", {TITLES[method]: runs[0] for method, runs in finals.items() if runs}),
         differences("nested", finals, COMPARED[1:]),
         times(f"Virtual hours until the mean over sizes is so accurate ({ASSUMED})", seeds),
         *(part for title, runs in _single(found).items() for part in _with_costs(f"{title} (seed 0)", runs)),
     ]
+
+
+def _at_another(found: Found, rate: float) -> list[str]:
+    """Final runs at a rate that is not the one that was found, and what is then between nested and masks."""
+    runs = {method: seeds_of(found, f"{method}-at{rate}") for method in LINES}
+    return [accuracies(f"The same at the rate {rate}", runs), differences("nested", runs, ["fiarse"], f", rate {rate}")]
 
 
 ASSUMED = "every device 10 GFLOP/s, 1 MB/s: assumed"

@@ -51,6 +51,11 @@ def seeds_of(found: Found, name: str) -> list[Content]:
     return [found[f"{name}-seed{seed}"] for seed in (0, 1, 2) if f"{name}-seed{seed}" in found]
 
 
+def first_of(finals: Mapping[str, Sequence[Content]]) -> dict[str, Content]:
+    """The first run of every method, by what tables call it."""
+    return {TITLES[method]: runs[0] for method, runs in finals.items() if runs}
+
+
 def known(runs: Mapping[str, Content | None]) -> dict[str, Content]:
     """Those that are there."""
     return {title: run for title, run in runs.items() if run is not None}

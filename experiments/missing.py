@@ -54,20 +54,21 @@ def table() -> str:
 
 def missing() -> dict[str, list[str]]:
     """The results that are asked for and not there, by experiment."""
-    return {name: [*_not_found(name), *_not_there(name, names)] for name, names in BY_NAME.items()}
+    asked = {name: _asked(name) for name in SHARING}
+    return {name: [*_not_found(name, asked), *_not_there(name, names)] for name, names in BY_NAME.items()}
 
 
 def _not_there(experiment: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if not (HERE / experiment / "results" / f"{name}.json").is_file()]
 
 
-def _not_found(experiment: str) -> list[str]:
+def _not_found(experiment: str, asked: Mapping[str, Mapping[str, Content]]) -> list[str]:
     """The runs of ResNet-18 that are not there; those that another experiment is asked for are missing there."""
-    if experiment not in SHARING:
+    if experiment not in asked:
         return []
     runs = _runs(experiment)
-    elsewhere = [essential(content) for other in SHARING[experiment] for content in _asked(other).values()]
-    left = {name: content for name, content in _asked(experiment).items() if essential(content) not in elsewhere}
+    elsewhere = [essential(content) for other in SHARING[experiment] for content in asked[other].values()]
+    left = {name: content for name, content in asked[experiment].items() if essential(content) not in elsewhere}
     return [name for name, content in left.items() if not runs.has(name, content)]
 
 

@@ -14,6 +14,7 @@ from experiments.comparing import (
     by_round,
     costs,
     differences,
+    first_of,
     glance,
     known,
     last_by_size,
@@ -134,7 +135,7 @@ def text(options: Options) -> str:
         *(part for prefix, title in BEYOND.items() for part in _beyond(found, prefix, title)),
         _habits(found),
         _unseen(found),
-        costs("What a client takes in a round", {TITLES[method]: runs[0] for method, runs in finals.items() if runs}),
+        costs("What a client takes in a round", first_of(finals)),
     ]
     return joined(parts)
 

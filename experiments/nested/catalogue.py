@@ -66,10 +66,10 @@ class Scale:
     # -- CIFAR-10 ------------------------------------------------------------------------------------------------
 
     def beside(self, method: str, rate: float) -> dict[str, Content]:
-        """One seed at the prototype's rate, where another was found."""
+        """One seed at the published rate, where another was found."""
         if rate == PUBLISHED_RATE or method not in COMPARED:
             return {}
-        return {f"{method}-at{PUBLISHED_RATE}-seed0": finals(self.name, method, PUBLISHED_RATE)[f"{method}-seed0"]}
+        return _tagged(f"at{PUBLISHED_RATE}", dict([*finals(self.name, method, PUBLISHED_RATE).items()][:1]))
 
     def ablation(self, rate: float) -> dict[str, Content]:
         """Nested without one of its ideas, or with another in its place."""
@@ -78,16 +78,12 @@ class Scale:
 
     def finer(self, rate: float) -> dict[str, Content]:
         """On a CPU: nested on shapes by fewer channels."""
-        named = finals(self.name, "nested", rate)
-        return {
-            name.replace("-seed", "-finer-seed"): changed(content, {"method": {"shapes": FINER}})
-            for name, content in named.items()
-        }
+        found = finals(self.name, "nested", rate)
+        return _tagged("finer", {name: changed(content, {"method": {"shapes": FINER}}) for name, content in found.items()})
 
     def slower(self, method: str) -> dict[str, Content]:
         """On a CPU, where no rate is chosen: masks and nested at the lowest of them, which is chosen for ResNet-18."""
-        found = finals(self.name, method, min(RATES)) if method in COMPARED[:2] else {}
-        return {name.replace("-seed", f"-at{min(RATES)}-seed"): content for name, content in found.items()}
+        return _tagged(f"at{min(RATES)}", finals(self.name, method, min(RATES)) if method in COMPARED[:2] else {})
 
     def longer(self, rate: float) -> dict[str, Content]:
         """HeteroFL with as many multiply-adds as nested on its shapes."""
@@ -166,6 +162,11 @@ _SMALL: Content = {
     "evaluate": {"every": 1, "last": 1},
     "backend": {"name": "serial", "precision": "float32"},
 }
+
+
+def _tagged(tag: str, found: Mapping[str, Content]) -> dict[str, Content]:
+    """Final runs, by names that say what is different about them."""
+    return {name.replace("-seed", f"-{tag}-seed"): content for name, content in found.items()}
 
 
 def _outside_embeddings(model: str) -> list[dict[str, Any]]:

@@ -15,21 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from simulate.order import Stream
+
 FULL = RuntimeError("CUDA out of memory. Tried to allocate more. GPU 0 has too little")
-
-
-class Stream:
-    """A queue whose work is done when it is put there."""
-
-    def wait_stream(self, other: Stream) -> None:
-        """All is done."""
-
-    def record_event(self) -> object:
-        """Where it is."""
-        return self
-
-    def wait_event(self, event: object) -> None:
-        """It is past."""
 
 
 class Generator:

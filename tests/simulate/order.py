@@ -93,16 +93,15 @@ class Order(TorchDispatchMode):
     def _memory(self, tensor: Tensor, stream: Stream | None, operation: str = "") -> Memory:
         """The memory of a tensor; where it is new, what was freed by the same stream may be given out again."""
         storage = tensor.untyped_storage()
-        memory = self._known.get(storage._cdata)
-        if memory is None or memory.storage.expired():
-            memory = self._known[storage._cdata] = Memory(StorageWeakRef(storage), stream)
+        if storage._cdata not in self._known:  # no address comes twice while somebody looks at it, even weakly
+            self._known[storage._cdata] = Memory(StorageWeakRef(storage), stream)
             if stream is not None:
                 self._take(stream, operation)
-        return memory
+        return self._known[storage._cdata]
 
     def _take(self, stream: Stream, operation: str) -> None:
         gone = {key: memory for key, memory in self._known.items() if memory.storage.expired()}
-        self._freed += gone.values()
+        self._freed += [memory for memory in gone.values() if memory.taken_by is not None]
         self._known = {key: memory for key, memory in self._known.items() if key not in gone}
         for memory in (each for each in self._freed if each.taken_by is stream):
             self._note(memory.unseen(stream, memory.written, memory.read), f"{operation} takes memory that is used")

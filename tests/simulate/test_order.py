@@ -70,6 +70,34 @@ def test_terms_share_streams_where_there_are_few(streams: int, monkeypatch: pyte
     assert not early(monkeypatch, "vit", streams=streams).found
 
 
+def test_what_comes_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading before it is written, writing over what is read, and memory that another stream still uses."""
+    for waits, expected in ((True, set()), (False, {"reads what is not written", "writes what is used", "takes memory"})):
+        one, other = Stream(), Stream()
+        with watched(monkeypatch) as order:
+            with torch.cuda.stream(one):
+                numbers = torch.ones(4)
+            with torch.cuda.stream(other):
+                if waits:
+                    other.wait_stream(one)
+                numbers + 1
+            with torch.cuda.stream(one):
+                if waits:
+                    one.wait_stream(other)
+                numbers.zero_()
+            with torch.cuda.stream(other):
+                if waits:
+                    other.wait_stream(one)
+                numbers + 1
+            del numbers
+            with torch.cuda.stream(one):
+                if waits:
+                    one.wait_stream(other)
+                torch.ones(4)
+        assert {words for words in expected if any(words in found for found in order.found)} == expected
+        assert bool(order.found) is not waits
+
+
 def test_a_smaller_submodel_that_does_not_wait_for_its_teacher_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Inset.forward
 

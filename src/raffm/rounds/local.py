@@ -13,6 +13,7 @@ from raffm.data.examples import Examples, Integers
 from raffm.data.task import Batch, Task
 from raffm.errors import RunError
 from raffm.methods.method import Learn
+from raffm.rounds.dropout import in_sixteen_bits
 from raffm.seeds import generator
 
 
@@ -103,17 +104,18 @@ def train(
     module.train()
     learn.prepare(module)
     try:
-        for step, batch in enumerate(batches):
-            optimizer.param_groups[0]["lr"] = local.rate(round, step, steps)
-            _forget(parameters)
-            loss = _descended(learn.terms(learn.turn(step), module, batch))
-            learn.after_backward(module)
-            if local.clip:
-                nn.utils.clip_grad_norm_(parameters, local.clip)
-            optimizer.step()
-            learn.after_step(module)
-            total += loss
-            tick()
+        with in_sixteen_bits(module):
+            for step, batch in enumerate(batches):
+                optimizer.param_groups[0]["lr"] = local.rate(round, step, steps)
+                _forget(parameters)
+                loss = _descended(learn.terms(learn.turn(step), module, batch))
+                learn.after_backward(module)
+                if local.clip:
+                    nn.utils.clip_grad_norm_(parameters, local.clip)
+                optimizer.step()
+                learn.after_step(module)
+                total += loss
+                tick()
     finally:
         learn.finish(module)  # a step that fails leaves the module as it was lent
         _forget(parameters)

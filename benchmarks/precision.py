@@ -1,10 +1,15 @@
-"""A client's training in bfloat16 against float32, on one thread: models that people train on CPUs, random weights and data."""
+"""A client's training in bfloat16 against float32, and its dropout by bits: on one thread, models that people train on CPUs.
+
+Weights and data are random.
+"""
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -22,13 +27,18 @@ from raffm.rounds.backend import Serial
 from raffm.rounds.plan import Plan
 
 TOKENS = 64
+BERT = "BERT of 6 x 384"
 
 
 def measure(repeats: int) -> list[tuple[str, float, float]]:
-    """The ratio for every model."""
+    """The ratio for every model, and that of dropout for the one that has some."""
     torch.set_num_threads(1)
-    what = "a client in bfloat16 / in float32"
-    return [(f"{what}, {name}, CPU seconds", _measured(plan, repeats, name), inf) for name, plan in _plans().items()]
+    plans, what = _plans(), "a client in bfloat16 / in float32"
+    found = [(f"{what}, {name}, CPU seconds", _measured(plan, repeats, name), inf) for name, plan in plans.items()]
+    return [
+        *found,
+        (f"dropout by bits / by floats, a client in bfloat16, {BERT}, CPU seconds", _bits(plans[BERT], repeats), inf),
+    ]
 
 
 def _measured(plan: Plan, repeats: int, title: str) -> float:
@@ -38,6 +48,19 @@ def _measured(plan: Plan, repeats: int, title: str) -> float:
         whole_round(plan, backend, tally)
 
     return ratio(lambda: run(rounded), lambda: run(exact), time.process_time, repeats, title)
+
+
+def _bits(plan: Plan, repeats: int) -> float:
+    backend, tally = Serial(plan, "bfloat16"), plan.tally()
+
+    def by_bits() -> None:
+        whole_round(plan, backend, tally)
+
+    def by_floats() -> None:
+        with patch("raffm.rounds.local.in_sixteen_bits", lambda _: nullcontext()):
+            whole_round(plan, backend, tally)
+
+    return ratio(by_bits, by_floats, time.process_time, repeats, "dropout")
 
 
 def _plans() -> dict[str, Plan]:
@@ -55,7 +78,7 @@ def _plans() -> dict[str, Plan]:
     return {
         "ResNet-18": _plan(trainable("resnet18", "image", 10, (3, 32, 32)), images, ImageClassification()),
         "ViT of 12 x 192": _plan(ViTForImageClassification(vit), images, ImageClassification()),
-        "BERT of 6 x 384": _plan(BertForSequenceClassification(bert), _texts(images), TextClassification()),
+        BERT: _plan(BertForSequenceClassification(bert), _texts(images), TextClassification()),
     }
 
 

@@ -151,7 +151,7 @@ class _Run:
         saved = checkpoint.load(folder, self.identity)
         _refuse_other_shapes(saved.results, self.results, folder)
         checkpoint.restore(saved, self.plan.server, folder)
-        self.optimizer.restore(saved.optimizer)
+        self.optimizer.restore(saved.optimizer, self.plan.server.device)
         if self.average is not None:
             self.average.restore(saved.average, self.plan.server)
         self.results = replace(saved.results, run=self.results.run)

@@ -175,6 +175,7 @@ class Plan:
             object.__setattr__(self, "server", self.method.adapt(self.server, self.seed, self.dealt))
         if self.rounds < 1:
             raise RunError(f"a run needs at least one round, but was given {self.rounds!r}.")
+        _refuse_narrow(self.server)
         empty = (self.data.split.train.counts == 0).nonzero()[0]
         if len(empty):
             raise DataError(f"client {empty[0]} has no training data. Use fewer clients or another split.")
@@ -188,7 +189,7 @@ class Plan:
                 f"{self.method.name} cuts by size and does not read limits such as those of {budgets[0].label!r}. Leave them "
                 "out, or choose raffm."
             )
-        self.method.refuse(self.server, list(self.served.values()))
+        self.method.refuse(self.server, [*self.served.values(), *(device for _, device in self._trained)])
         if self.merging.combine == "median" and type(self.tally()) is not Tally:
             raise RunError(f"{self.method.name} counts in a way of its own, which has no median. Leave merging.combine out.")
 
@@ -211,12 +212,16 @@ class Plan:
     def served(self) -> dict[str, Device]:
         """The devices that submodels are made for, by name, largest first: the whole, the fleet's, and those asked for."""
         devices = {Tier(size).label: Device(-1, size, fleet=self.dealt) for size in (1.0, *self.evaluating.sizes)}
-        for tier in self.fleet.tiers if not self.evaluating.sizes else ():
-            device = Device(-1, tier.size, 0, tier.budget, self.dealt)
-            is_taken = devices.get(tier.label, device) != device
-            if tier.share and device != devices["1"]:
-                devices[f"{tier.label} ({tier.size:g})" if is_taken else tier.label] = device
+        for label, device in self._trained if not self.evaluating.sizes else ():
+            is_taken = devices.get(label, device) != device
+            if device != devices["1"]:
+                devices[f"{label} ({device.size:g})" if is_taken else label] = device
         return dict(sorted(devices.items(), key=lambda entry: -entry[1].size))
+
+    @property
+    def _trained(self) -> list[tuple[str, Device]]:
+        """The devices of the fleet, by name."""
+        return [(tier.label, Device(-1, tier.size, 0, tier.budget, self.dealt)) for tier in self.fleet.tiers if tier.share]
 
     # -- who ------------------------------------------------------------------------------------------------------
 
@@ -285,6 +290,17 @@ class Plan:
         own = labels[torch.from_numpy(self.data.split.train[client]).to(labels.device)]
         head = self.server.layout.sizes.get("classes", 0)  # may have more rows than the data have classes
         return Examples({}, own).present(max(head, len(self.data.dataset.classes)))
+
+
+def _refuse_narrow(server: Labelled) -> None:
+    """Refuse trained weights in which the small changes of many rounds would be lost one by one."""
+    for name in server.layout.tensors("parameter"):
+        dtype = server.tensors[name].dtype
+        if dtype.itemsize < 4:
+            raise RunError(
+                f"`{name}` is {dtype}, too coarse for the small changes of rounds to add up. Call `model.float()` first; "
+                'backend.precision = "bfloat16" still computes in bfloat16.'
+            )
 
 
 def _weighted(chances: Tensor, count: int, draw: torch.Generator) -> Tensor:

@@ -94,7 +94,7 @@ def _ran(contest: Contest, method: str, rate: float, seed: int, folder: Path, lo
             raise CheckpointError(f"{str(place)!r} holds a run with other settings. Choose another folder for this comparison.")
         return results
     with look(f"{method}, lr {rate:g}, seed {seed}", settings.rounds) as watcher:
-        trained = run_as(settings, plan_of(settings), place, True, watcher)
+        trained = run_as(settings, plan_of(settings), place, (place / "checkpoint").is_dir(), watcher)
     return trained.results
 
 

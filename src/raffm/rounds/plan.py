@@ -25,14 +25,15 @@ from raffm.seeds import generator
 class Participation:
     """Who is asked in a round.
 
-    `clients` is a number, a share of all below 1, or 0 for all. `by`: "uniform", by "data" (chances grow with a client's
-    number of examples), or by "availability" (each client is reachable with a chance of its own, `availability` on average).
+    `clients` is a whole number, a share of all (0.1; 1.0 is all of them), or 0 for all. `by`: "uniform", by "data" (chances
+    grow with a client's number of examples), or by "availability" (each client is reachable with a chance of its own,
+    `availability` on average).
     `dropout` is the chance that an asked client never answers; `deadline` the virtual seconds after which nobody is
     waited for (0: no deadline). A round with fewer than `minimum` good updates is not counted: it is tried again, up to
     `tries` times in all, and then the run stops.
     """
 
-    clients: float = 0.1
+    clients: int | float = 0.1
     by: Literal["uniform", "data", "availability"] = "uniform"
     availability: float = 0.5
     dropout: float = 0.0
@@ -45,6 +46,8 @@ class Participation:
             raise RunError(f"clients are sampled uniform, by data or by availability, not by {self.by!r}.")
         if self.clients < 0:
             raise RunError(f"a round needs clients, but {self.clients!r} were asked for.")
+        if self.clients > 1 and self.clients != int(self.clients):
+            raise RunError(f"participation.clients is {self.clients!r}; give a whole number, or a share of at most 1.0.")
         if not 0 <= self.dropout < 1 or not 0 < self.availability < 1 or self.deadline < 0:
             raise RunError("dropout lies in [0, 1), availability in (0, 1), and a deadline is not negative.")
         if self.minimum < 0 or self.tries < 1:
@@ -54,7 +57,8 @@ class Participation:
         """How many of all clients a round asks."""
         if not self.clients:
             return clients
-        asked = round(self.clients * clients) if self.clients < 1 else int(self.clients)
+        is_share = isinstance(self.clients, float) and self.clients <= 1
+        asked = round(self.clients * clients) if is_share else int(self.clients)
         if asked > clients:
             raise RunError(f"a round asks {asked} clients, but there are {clients}.")
         return max(1, asked)

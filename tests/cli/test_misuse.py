@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from commands import Ran, raffm, trained
+from raffm.cli.train import merged
 from raffm.models.load import tiny
 from rounds.made import VIT
 
@@ -151,6 +152,14 @@ def test_a_path_that_is_not_there_is_no_name_on_a_hub(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tolerance", ["nan", "-1", "0", "inf"])
 def test_a_tolerance_is_a_relative_change(tolerance: str) -> None:
     refused(raffm("verify", VIT, "--tolerance", tolerance), "--tolerance", "above 0 and below 1")
+
+
+def test_a_method_that_the_file_has_keeps_its_switches(caplog: pytest.LogCaptureFixture) -> None:
+    content = {"method": {"name": "heterofl", "scaler": False}}
+    assert merged(content, {"method": "heterofl"}, [])["method"] == content["method"]
+    assert not caplog.records
+    assert merged(content, {"method": "fedrolex"}, [])["method"] == "fedrolex"
+    assert "scaler belong to heterofl, and not to fedrolex" in caplog.text
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def init(
     """Write a Flower app that trains a run across nodes, with certificates and keys for a trial on this machine."""
     from raffm.cli.show import quiet
     from raffm.deploy.folder import write_app
+    from raffm.devices.fleet import size_name
     from raffm.prepare import dataset_of, fleet_from, method_from
     from raffm.settings import read_file, read_settings
 
@@ -55,7 +56,7 @@ def init(
     content["data"] = {**content.get("data", {}), **own}
     content["participation"] = {"clients": 0, **content.get("participation", {})}
     if sizes is None and "fleet" in content:
-        sizes = ", ".join(f"{tier.size:g}" for tier in fleet_from(settings.fleet).tiers)
+        sizes = ", ".join(size_name(tier.size) for tier in fleet_from(settings.fleet).tiers)
     sizes = sizes or "1, 1/4, 1/16"
     if sizes != "auto":
         content.setdefault("fleet", {"tiers": sizes})

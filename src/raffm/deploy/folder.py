@@ -15,6 +15,9 @@ from raffm.errors import RunError
 
 PORT = 8443
 
+SPECIAL = '"$`\\{}'
+"""What would not stay as it is within a shell's quotation marks, in TOML, or in the scripts' own patterns."""
+
 CLIENT = '''"""A node: trains its own submodel on its own data, which never leave it."""
 
 from pathlib import Path
@@ -132,8 +135,10 @@ def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port
     `host` is where nodes reach the server: its own machine, unless it is told to listen on all its addresses.
     """
     folder = folder.absolute()
-    if folder.is_file() or '"' in str(folder):
-        raise RunError(f"{str(folder)!r} is a file, or has a quotation mark in it. Choose a new folder.")
+    if folder.is_file() or set(str(folder)) & set(SPECIAL):
+        raise RunError(
+            f"{str(folder)!r} is a file, or has one of {SPECIAL} in it, which scripts read otherwise. Choose another."
+        )
     if not re.fullmatch(r"[A-Za-z0-9.:_-]+", host):
         raise RunError(f"--host is {host!r}; give the name or the address of this machine.")
     if folder.exists() and any(folder.iterdir()):

@@ -107,7 +107,10 @@ def test_a_node_that_comes_back_under_another_number_takes_its_own_place() -> No
         heard.append(2)
         return says(client=0)(asked)
 
-    grid.nodes |= {1: first, 3: lambda asked: (says(client=1) if heard else fails("not yet"))(asked)}
+    def other(asked: Message) -> Message | None:
+        return says(client=1)(asked) if heard else fails("not yet")(asked)
+
+    grid.nodes |= {1: first, 3: other}
     assert {each.node for each in gathered(grid, Serving(nodes=2, patience=5))} == {2, 3}  # type: ignore[arg-type]
 
 

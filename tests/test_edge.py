@@ -211,7 +211,13 @@ def test_a_run_that_makes_no_sense_leaves_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("my-edge", "raffm_edge_my_edge"), ("Ä", "raffm_edge_app"), ("7", "raffm_edge_7")]
+    ("name", "package"),
+    [
+        ("my-edge", "raffm_edge_my_edge"),
+        ("日本", "raffm_edge_c7b7cdcc"),
+        ("данные", "raffm_edge_2b239121"),
+        ("7", "raffm_edge_7"),
+    ],
 )
 def test_packages_have_names_of_their_own(name: str, package: str) -> None:
     assert package_of(name) == package

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,4 +196,5 @@ def project(package: str, folder: Path, nodes: int) -> dict[str, Any]:
 
 def package_of(name: str) -> str:
     """A package's name that no other app is likely to have: Flower's simulation confuses apps of one name."""
-    return f"raffm_edge_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_') or 'app'}"
+    plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return f"raffm_edge_{plain or f'{zlib.crc32(name.encode()):08x}'}"

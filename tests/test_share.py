@@ -11,7 +11,7 @@ import torch
 
 from commands import QUICK, raffm
 from raffm.algebra.move import moves
-from raffm.errors import BudgetError, CheckpointError
+from raffm.errors import BudgetError, CheckpointError, ExportError, RunError
 from raffm.federate import submodel_of
 from raffm.models.nested import Nested, load_nested
 from raffm.prepare import reopened
@@ -95,6 +95,23 @@ def test_batch_norms_have_statistics_of_every_size(tmp_path: Path) -> None:
     for piece in nested.pieces:
         assert judge.scores(nested.submodel(piece.name), plan.data.dataset.test) == piece.metrics
     assert "is not empty" in raffm("export", run, "--format", "nested", "--out", tmp_path / "nested").stderr
+
+
+def test_sizes_of_other_methods_are_those_that_they_trained(tmp_path: Path) -> None:
+    for method in ("heterofl", "fiarse", "scalefl"):
+        words = (QUICK[0], f"--method={method}", *QUICK[2:], "--rounds=2", "--no-tensorboard", "--folder", tmp_path / method)
+        assert raffm("train", *words).returncode == 0
+    nested, (plan, _) = share(tmp_path / "heterofl", tmp_path / "nested"), reopened(tmp_path / "heterofl")
+    inputs = plan.task.batch(plan.data.dataset.test, torch.arange(9)).inputs
+    served = submodel_of(plan, 1 / 4)
+    with torch.no_grad():
+        assert torch.allclose(nested.submodel("1/4")(**inputs).logits, served(**inputs).logits, atol=1e-5)
+    assert nested.piece("1/4").params == sum(parameter.numel() for parameter in served.parameters())
+    with pytest.raises(ExportError, match="what fiarse serves is no prefix"):
+        share(tmp_path / "fiarse", tmp_path / "masks")
+    with pytest.raises(RunError, match="scalefl divides weights by a factor of its own sizes"):
+        share(tmp_path / "scalefl", tmp_path / "scaled")
+    assert not (tmp_path / "masks").exists()
 
 
 def test_the_sizes_of_a_search_are_shared(run: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from raffm.errors import CheckpointError, RunError
 from raffm.prepare import plan_of, run_as
 from raffm.report.comparison import Compared
 from raffm.report.folder import RESULTS, read_results, write_comparison
+from raffm.rounds import checkpoint
 from raffm.rounds.loop import Watcher
 from raffm.rounds.results import Results
 from raffm.settings import Settings
@@ -94,7 +95,7 @@ def _ran(contest: Contest, method: str, rate: float, seed: int, folder: Path, lo
             raise CheckpointError(f"{str(place)!r} holds a run with other settings. Choose another folder for this comparison.")
         return results
     with look(f"{method}, lr {rate:g}, seed {seed}", settings.rounds) as watcher:
-        trained = run_as(settings, plan_of(settings), place, True, watcher)
+        trained = run_as(settings, plan_of(settings), place, checkpoint.exists(place / "checkpoint"), watcher)
     return trained.results
 
 

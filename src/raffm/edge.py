@@ -158,7 +158,9 @@ def node(file: str | Path) -> ClientApp:
 
     settings = read_settings(read_file(file))
     return flower.node_app(
-        lambda context: own_examples(settings, context.node_config), lambda context: own_device(settings, context.node_config)
+        lambda context: own_examples(settings, context.node_config),
+        lambda context: own_device(settings, context.node_config),
+        table=settings.model.table,
     )
 
 
@@ -195,14 +197,15 @@ def own_examples(settings: Settings, config: Mapping[str, Any]) -> Examples:
 
 
 def relabelled(dataset: Dataset, classes: Sequence[str]) -> Examples:
-    """A node's training examples with the run's numbers for the classes, matched by their names."""
-    if not classes:
+    """A node's training examples with the run's numbers for the classes, matched by their names; other labels stay."""
+    labels = dataset.train.labels
+    if not classes or labels.dim() > 1 or labels.is_floating_point():
         return dataset.train
     strange = [name for name in dataset.classes if name not in classes]
     if strange:
         raise RunError(f"{dataset.name!r} has examples of {strange[0]!r}; the run's classes are {', '.join(classes)}.")
     numbers = torch.tensor([classes.index(name) for name in dataset.classes])
-    return Examples(dataset.train.inputs, numbers[dataset.train.labels])
+    return Examples(dataset.train.inputs, numbers[labels])
 
 
 def own_device(settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -188,6 +188,8 @@ def run_plan(
     keeping = Keeping(None if folder is None else Path(folder) / "checkpoint", save_every, resume)
     made = backend_of(backend, plan, workers) if isinstance(backend, str) else backend(plan)
     try:
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)  # if that cannot be, it is known before the first round
         results = run(plan, made, keeping, dict(settings or described(plan)), watcher)
     finally:
         made.close()

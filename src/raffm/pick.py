@@ -26,7 +26,7 @@ from raffm.models.rows import whole as whole_of
 from raffm.models.space import Space, read_space
 from raffm.notices import notice
 from raffm.prepare import opened
-from raffm.report.explorer import command_for, explorer_page
+from raffm.report.explorer import any_of, command_for, explorer_page
 from raffm.report.folder import write_file
 from raffm.rounds.checkpoint import digest
 from raffm.rounds.plan import Plan
@@ -56,6 +56,7 @@ class Picked:
     found: Found
     judge: Judge
     metric: str
+    is_last: bool = False
 
     def module(self, candidate: Candidate | None = None) -> nn.Module:
         """The submodel of a candidate, ready to run; by default the best."""
@@ -74,6 +75,7 @@ class Picked:
             "metric": self.judge.main_metric(),
             "full": {group: plan.server.layout.sizes[group] for group in found.best.sizes},
             "ranking": self.metric,
+            "is_last": self.is_last,
             "cost": found.cost,
             "limits": dict(found.limits),
             "submodels": found.submodels,
@@ -151,16 +153,16 @@ def best_submodel(
     prices = Prices(judge, chosen, tuple(asked), None if target is None else target.speed, runtime)
     log = Log(None if folder is None else folder / "log.jsonl", _about(judge, chosen, metric))
     found = find(judge, chosen, prices, limits, effort, log, tick)
-    picked = Picked(found, judge, metric)
+    picked = Picked(found, judge, metric, is_last)
     if folder is not None:
         picked.save(folder)
-        _write_page(folder, Path(run), data)
+        _write_page(folder, Path(run), data, is_last)
     return picked
 
 
-def _write_page(folder: Path, run: Path, data: str | None) -> None:
+def _write_page(folder: Path, run: Path, data: str | None, is_last: bool) -> None:
     """The page that shows a search."""
-    command = command_for(run, folder / "search.json", data)
+    command = command_for(run, any_of(folder / "search.json"), data, is_last)
     write_file(folder / "explorer.html", explorer_page(read_json(folder / "search.json"), command).encode())
 
 

@@ -262,19 +262,36 @@ def model_for(settings: Settings, dataset: Dataset) -> Any:
     shape = dataset.train.inputs["pixel_values"].shape[1:] if kind == "image" else ()
     classes = len(_reading(settings)["tokenizer"]) if kind in WRITERS else len(dataset.classes)
     model = trainable(settings.model.name, kind, classes, tuple(shape), settings.seed, settings.model.config)
-    _refuse_long(model, dataset)
+    _refuse_misfits(model, dataset)
     if settings.lora.rank:
         lora = settings.lora
         model = with_lora(model, lora.rank, lora.alpha or None, lora.targets or None, lora.dropout, settings.seed)
     return model.to(device_of(settings.backend))
 
 
-def _refuse_long(model: Any, dataset: Dataset) -> None:
+def _refuse_misfits(model: Any, dataset: Dataset) -> None:
+    """Refuse images or texts that the model cannot read."""
+    parts = [part.inputs for part in (dataset.train, dataset.test, dataset.validation) if part is not None]
+    if "input_ids" in parts[0]:
+        _refuse_tokens(model, max(int(inputs["input_ids"].max()) for inputs in parts))
+        _refuse_long(model, max(inputs["input_ids"].shape[1] for inputs in parts))
+    if "pixel_values" in parts[0]:
+        channels, reads = parts[0]["pixel_values"].shape[1], getattr(model.config, "num_channels", None)
+        if isinstance(reads, int) and reads != channels:
+            raise RunError(f"the images have {channels} channels, but the model reads {reads}.")
+
+
+def _refuse_tokens(model: Any, largest: int) -> None:
+    """Refuse texts with tokens that the model has no embedding for."""
+    known = model.get_input_embeddings().num_embeddings
+    if largest >= known:
+        raise RunError(f"the texts have the token {largest:,}, but the model knows {known:,}. Give its own: data.tokenizer.")
+
+
+def _refuse_long(model: Any, longest: int) -> None:
     """Refuse texts with more tokens than the model has learnt positions for."""
     most: int = getattr(model.config, "max_position_embeddings", None) or 0
     is_learnt = any(isinstance(each, nn.Embedding) and each.num_embeddings == most for each in model.modules())
-    parts = (part for part in (dataset.train, dataset.test, dataset.validation) if part and "input_ids" in part.inputs)
-    longest = max((part.inputs["input_ids"].shape[1] for part in parts), default=0)
     if is_learnt and longest > most:
         raise RunError(f"the longest text has {longest} tokens, but the model {most} positions: set data.max_length to {most}.")
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from raffm.data.task import stated
+from raffm.algebra.mask import Mask
 from raffm.elastic import RaFFM
 from raffm.errors import CheckpointError, ExportError
+from raffm.export.bundle import preprocessing
 from raffm.libraries import library
 from raffm.methods.method import Device, Share
 from raffm.methods.nested import Nested as NestedMethod
@@ -87,7 +88,7 @@ def share(run: str | Path, folder: str | Path, metric: str | None = None, is_las
         pieces[name] = Piece(name, sizes, cost.params, cost.flops, scores, score), norms
     about = {
         "labels": list(plan.data.dataset.classes),
-        "preprocessing": stated(plan.task),
+        "preprocessing": preprocessing(plan.task, plan.data.dataset),
         "method": plan.method.name,
         "ranking": metric,
         "data": plan.data.dataset.name,
@@ -146,13 +147,16 @@ def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dic
 
 
 def _shape_for(plan: Plan, device: Device, metric: str) -> dict[str, int]:
-    """The sizes of what a device gets: nested's own, or what RaFFM would fit."""
-    if not isinstance(plan.method, NestedMethod):
-        method = plan.method if isinstance(plan.method, RaFFMMethod) else RaFFMMethod(metric=metric)
-        return method.shape_for(plan.server, device)
+    """The sizes of what a device gets, which must be the first indices in the order of the ranking."""
+    if isinstance(plan.method, RaFFMMethod):
+        return plan.method.shape_for(plan.server, device)
     (served,) = plan.method.serve(plan.server, plan.rounds, [device])
-    kept = served[0].shares[0].selection.kept
-    return {group: indices.shape[-1] for group, indices in kept.items() if group != SIZES}
+    share = served[0].shares[0]
+    sizes = {group: indices.shape[-1] for group, indices in share.selection.kept.items() if group != SIZES}
+    is_masked = isinstance(plan.method.held(plan.server, share), Mask)
+    if is_masked or (metric == own_metric(plan) and judge_of(plan, metric).selection(sizes) != share.selection):
+        raise ExportError(f"what {plan.method.name} serves is no prefix of the model, and one file holds prefixes alone.")
+    return sizes
 
 
 def _free(name: str, taken: Collection[str]) -> str:

@@ -1,12 +1,13 @@
 """The cache: what was made once is read again, unless anything it depends on has changed."""
 
 import json
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from raffm.data.cache import cached, split_cached, stamp
+from raffm.data.cache import cached, is_cached, prune, split_cached, stamp
 from raffm.data.examples import Dataset, Examples
 from raffm.data.splits import split
 from raffm.errors import DataError
@@ -51,6 +52,16 @@ def test_any_part_of_the_key_and_the_kind_tell_entries_apart(folder):
     for kind, key in [("one", {"a": 1}), ("one", {"a": 2}), ("one", {"a": 1, "b": None}), ("two", {"a": 1})]:
         cached(kind, key, make)
     assert make.times == len(entries(folder)) == 4
+
+
+def test_what_was_used_last_is_kept():
+    make = Maker()
+    for number in (1, 2, 3):
+        cached("kind", {"a": number}, make)
+        time.sleep(0.02)
+    cached("kind", {"a": 1}, make)
+    prune("kind", 2)
+    assert [is_cached("kind", {"a": number}) for number in (1, 2, 3)] == [True, False, True]
 
 
 def test_the_order_of_a_key_and_tuples_in_it_do_not_matter():

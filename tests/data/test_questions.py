@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from commands import raffm
 from raffm.data.answers import SpanAnswers, WrittenAnswers
+from raffm.data.examples import Dataset, Examples
 from raffm.data.questions import OUTSIDE, WRITTEN, Question, Questions, answers_in, answers_of, best_spans, windows
 from raffm.data.sources import load
+from raffm.data.splits import hold_out, split
 from raffm.data.task import Batch, kind_of, predicted_by
 from raffm.deploy.letters import task_described, task_from
 from raffm.elastic import RaFFM
@@ -153,6 +156,38 @@ def test_perfect_scores_give_perfect_answers(tmp_path: Path) -> None:
     for place in (0, 1):
         scores[torch.arange(len(labels)), place, labels[:, place]] = torch.where(labels[:, place] > 0, 9.0, 5.0)
     assert task.metrics(scores, labels) == {"f1": 1.0, "exact_match": 1.0}
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4), st.sampled_from(["iid", "dirichlet-balanced", "dirichlet", "k-shot"]))
+def test_all_windows_of_a_question_stay_together(seed: int, clients: int, how: str) -> None:
+    draw = np.random.default_rng(seed)
+    train, test = (np.repeat(np.arange(8) + first, draw.integers(1, 4, 8)) for first in (0, 8))
+    examples = [asking(draw.permutation(numbers)) for numbers in (train, test)]
+    dataset = Dataset("made", *examples, ("first", "last"), questions=Questions((), torch.zeros(64, 1, 2)))
+    options = {"dirichlet-balanced": {"alpha": 1.0}, "dirichlet": {"alpha": 1.0, "least": 1}, "k-shot": {"k": 2}}.get(how, {})
+    made = split(dataset, clients, how, seed, **options)
+    for part, whole in ((made.train, dataset.train), (made.test, dataset.test)):
+        owners = [set(numbers_of(whole, part[client])) for client in range(clients)]
+        assert sum(map(len, owners)) == len(set().union(*owners)), "nobody shares a question"
+        for client, own in enumerate(owners):
+            assert len(part[client]) == sum(number in own for number in numbers_of(whole))
+    held = hold_out(dataset, 0.25, seed)
+    assert held.validation is not None
+    kept, out = set(numbers_of(held.train)), set(numbers_of(held.validation))
+    assert (len(kept), len(out), len(kept & out)) == (6, 2, 0)
+    assert len(held.train) + len(held.validation) == len(dataset.train)
+
+
+def asking(numbers: Any) -> Examples:
+    """Windows of these questions."""
+    labels = torch.zeros(len(numbers), 4, dtype=torch.int64)
+    labels[:, 2] = torch.from_numpy(numbers)
+    return Examples({"input_ids": torch.zeros(len(numbers), 1)}, labels)
+
+
+def numbers_of(examples: Examples, places: Any = slice(None)) -> list[int]:
+    found: list[int] = examples.labels[places, 2].tolist()
+    return found
 
 
 def test_what_is_written_is_read_and_judged(tmp_path: Path) -> None:

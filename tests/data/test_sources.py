@@ -54,13 +54,13 @@ def write_images(folder, count=5, labels=None, features=None, part="train", **op
     return write(folder / f"{part}.parquet", columns, features)
 
 
-def tokenizer(words=("a", "b", "c"), **options):
+def tokenizer(words=("a", "b", "c"), pad_token="[PAD]", **options):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.WordLevel({word: number for number, word in enumerate(("[PAD]", "[UNK]", *words))}, "[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", **options)
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad_token, unk_token="[UNK]", **options)
 
 
 NAMED = {"img": {"_type": "Image"}, "label": {"names": ["cat", "dog", "emu"], "_type": "ClassLabel"}}
@@ -254,6 +254,15 @@ def test_a_changed_image_in_a_folder_is_decoded_again(tmp_path):
     for file in (tmp_path / "set").glob("*/*.png"):
         file.write_bytes(picture((77, 0, 0), size=(5, 5)))
     assert load("set").train.inputs["pixel_values"].unique().tolist() == [0, 77]
+
+
+def test_texts_are_padded_with_the_token_that_ends_them_where_there_is_no_other(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na b a,0\na,1\n")
+    (tmp_path / "test.csv").write_text("text,label\na,0\n")
+    given = tokenizer(pad_token=None, eos_token="c")
+    found = load(".", tokenizer=given).train.inputs
+    assert found["input_ids"].tolist() == [[2, 3, 2], [2, given.eos_token_id, given.eos_token_id]]
+    assert given.eos_token_id > 0
 
 
 def test_csv_texts_are_tokenised_and_padded(tmp_path):

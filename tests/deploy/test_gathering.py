@@ -87,6 +87,33 @@ def test_a_node_that_fails_at_first_is_asked_again() -> None:
     assert len(gathered(Grid({4: later}), Serving(nodes=1, patience=5))) == 1  # type: ignore[arg-type]
 
 
+def test_of_two_nodes_with_one_part_the_second_is_named_and_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    grid = Grid({1: says(client=0), 2: says(client=0)})
+    with pytest.raises(RunError, match=r"1 nodes can take part; 2 are needed.*node 2 says that it is client 0, as node 1 does"):
+        gathered(grid, Serving(nodes=2, patience=0.3))  # type: ignore[arg-type]
+    grid.nodes[3] = says(client=1)
+    assert [each.node for each in gathered(grid, Serving(nodes=2, patience=5))] == [1, 3]  # type: ignore[arg-type]
+
+
+def test_a_node_that_comes_back_under_another_number_takes_its_own_place() -> None:
+    grid, heard = Grid({}), []
+
+    def first(asked: Message) -> Message | None:
+        del grid.nodes[1]  # it ends as soon as it has answered
+        grid.nodes[2] = again
+        return says(client=0)(asked)
+
+    def again(asked: Message) -> Message | None:
+        heard.append(2)
+        return says(client=0)(asked)
+
+    def other(asked: Message) -> Message | None:
+        return says(client=1)(asked) if heard else fails("not yet")(asked)
+
+    grid.nodes |= {1: first, 3: other}
+    assert {each.node for each in gathered(grid, Serving(nodes=2, patience=5))} == {2, 3}  # type: ignore[arg-type]
+
+
 def test_a_node_that_cannot_take_part_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     def check(known: Known) -> None:
         if max(known.classes) > 3:

@@ -23,6 +23,7 @@ from raffm.errors import RunError, UpdateError
 from raffm.federate import run_plan
 from raffm.methods import ADAPTING, method_of
 from raffm.methods.method import Held
+from raffm.models import families
 from raffm.models.checkpoint import load_submodel
 from raffm.models.labelled import Labelled
 from raffm.models.lora import with_lora
@@ -413,6 +414,18 @@ def test_a_masked_reply_of_another_length_is_refused() -> None:
     short = Reply(reply.about, {**reply.arrays, f"tensor/{name}": reply.arrays[f"tensor/{name}"][:-1]})
     with pytest.raises(UpdateError, match="its mask keeps"):
         update_of(short, order, held, plan.server)
+
+
+def test_a_node_reads_labels_from_the_table_of_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    shipped = Path(families.__file__).with_name("vit.toml").read_text()
+    file.write_text(shipped.replace(".heads", ".chiefs"))
+    plan = plan_of("vit", "heterofl", "1, 1/4")
+    plan = replace(plan, server=Labelled.of(plan.server.model, file), given=None)
+    letter = first_letter(plan)[2]
+    with pytest.raises(RunError, match="their configs or versions differ"):
+        Node(plan.data.dataset.train).answer(letter)
+    assert Node(plan.data.dataset.train, table=str(file)).answer(letter).arrays
 
 
 def test_a_node_with_another_model_says_so() -> None:

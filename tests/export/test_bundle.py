@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from commands import QUICK, raffm
@@ -75,9 +77,37 @@ def test_tensorrt_gets_a_checked_file_and_a_script_and_is_told_that_nothing_was_
     assert "**not** run here" in (tmp_path / "rt" / "README.md").read_text()
 
 
-def test_a_script_names_every_input() -> None:
+def test_a_script_names_every_input_and_takes_texts_of_any_length() -> None:
     inputs = {"input_ids": torch.zeros(2, 16), "attention_mask": torch.zeros(2, 16)}
-    assert "--maxShapes=input_ids:4x16,attention_mask:4x16" in build_script(inputs, "model.onnx", most=4)
+    script = build_script(inputs, "model.onnx", longest=40, most=4)
+    for kind, shape in (("min", "1x1"), ("opt", "4x16"), ("max", "4x40")):
+        assert f"--{kind}Shapes=input_ids:{shape},attention_mask:{shape}" in script
+
+
+def test_a_stock_file_is_measured_as_transformers_reads_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert raffm("train", *QUICK, "--rounds=1", "--no-tensorboard", "--folder", run).returncode == 0
+    said = raffm("export", run, "--format=stock", "--out", tmp_path / "stock")
+    assert said.returncode == 0, said.stderr
+    about = json.loads((tmp_path / "stock" / "export.json").read_text())
+    assert about["torch"] == about["exported"]
+    assert min(about["in_runtime"]["timing"]["median"], about["in_runtime"]["peak"]) > 0
+
+
+def test_the_size_of_squared_images_is_told_and_one_validation_example_is_enough(tmp_path: Path) -> None:
+    for label, shade in (("dark", 20), ("light", 200)):
+        (tmp_path / "set" / "train" / label).mkdir(parents=True)
+        for number in range(7):
+            picture = Image.fromarray(np.full((30, 40, 3), shade + number, np.uint8))
+            picture.save(tmp_path / "set" / "train" / label / f"{number}.png")
+    data = (f"--data={tmp_path / 'set'}", "--set=data.image_size=16", "--set=data.validation=0.1", "--clients=2")
+    words = ("--model=resnet18", "--set=model.widths=[8, 16]", "--set=model.depths=[1, 1]", "--rounds=1", *data)
+    said = raffm("train", *words, "--no-tensorboard", "--folder", tmp_path / "run")
+    assert said.returncode == 0, said.stderr
+    assert len(reopened(tmp_path / "run")[0].data.dataset.validation or ()) == 1
+    said = raffm("export", tmp_path / "run", "--no-time", "--out", tmp_path / "out")
+    assert said.returncode == 0, said.stderr
+    assert json.loads((tmp_path / "out" / "preprocessing.json").read_text())["size"] == 16
 
 
 @pytest.mark.parametrize(

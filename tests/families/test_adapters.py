@@ -1,6 +1,7 @@
 """Adapters in models of every family: labels proved by behaviour, and invariant 42."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from raffm.algebra.ranking import Ranking
 from raffm.algebra.selection import Selection
 from raffm.errors import LabelError
 from raffm.models.label import layout_of, named_tensors, table_of
+from raffm.models.load import from_config
 from raffm.models.lora import merged, unwrapped, with_lora
 from raffm.models.space import read_space
 from raffm.models.surgery import submodel
+from raffm.models.table import shipped
 from raffm.models.verify import verify
 
 peft = pytest.importorskip("peft")
@@ -80,6 +83,22 @@ def test_only_adapters_and_heads_are_trained_and_new_ones_change_nothing(case: C
     heads = {name for name in named_tensors(plain)[0] if not name.startswith(f"{plain.base_model_prefix}.")}
     assert all(".lora_" in name or name in heads for name in layout.tensors("parameter"))
     assert layout.count(Selection()) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "trained"),
+    [
+        ("T5ForQuestionAnswering", {"num_labels": 2}, {"qa_outputs.weight", "qa_outputs.bias"}),
+        ("T5ForConditionalGeneration", {"tie_word_embeddings": False}, {"lm_head.weight"}),
+        ("T5ForConditionalGeneration", {}, set()),
+        ("T5EncoderModel", {}, set()),
+    ],
+)
+def test_heads_are_trained_where_no_prefix_tells_them_from_the_base(
+    kind: str, changes: dict[str, Any], trained: set[str]
+) -> None:
+    model = with_lora(from_config("t5", kind, {**shipped("t5").tiny["config"], **changes}), rank=2)
+    assert {name for name, each in model.named_parameters() if each.requires_grad and "lora" not in name} == trained
 
 
 def test_what_a_product_is_multiplied_by_stays_that_of_the_full_rank() -> None:

@@ -22,7 +22,7 @@ from raffm.rounds.local import Local
 from raffm.rounds.loop import Keeping
 from raffm.rounds.plan import Merging, Plan
 from raffm.simulate.pooled import Pooled
-from rounds.made import VIT, assert_near, plan, run, values
+from rounds.made import VIT, are_equal, assert_near, plan, run, values
 
 peft = pytest.importorskip("peft")
 
@@ -114,6 +114,15 @@ def test_what_nobody_has_keeps_its_product() -> None:
         kept = each.scale * before[each.second][:, 2:] @ before[each.first][2:]
         expected = kept + each.scale * update[each.second] @ update[each.first]
         assert torch.allclose(product(dict(server.tensors), each), expected, atol=1e-4 * float(expected.abs().max()))
+
+
+@each_method
+def test_a_round_in_which_nobody_took_part_changes_nothing(name: str) -> None:
+    made = adapted(name)
+    before = values(made)
+    tally = made.tally()
+    tally.step()
+    assert are_equal(before, values(made))
 
 
 def test_factors_are_ordered_and_a_rank_that_does_nothing_can_still_learn() -> None:

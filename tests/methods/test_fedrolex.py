@@ -1,5 +1,6 @@
 """FedRolex: windows that roll on by one index a round."""
 
+from fractions import Fraction
 from math import ceil, sqrt
 
 import pytest
@@ -12,10 +13,11 @@ from families.cases import logits, named
 from methods.runs import FAMILIES, labelled, module_of, plan_of, rounds_of
 from raffm.algebra.move import permute
 from raffm.methods import method_of
-from raffm.methods.fedrolex import rolled
+from raffm.methods.fedrolex import rolled, rounds_apart
 from raffm.methods.method import Device
 from raffm.methods.widths import width_groups
 from raffm.models.labelled import Labelled
+from raffm.models.load import trainable
 from raffm.rounds.plan import Merging
 
 SERVERS = {family: labelled(family) for family in FAMILIES}
@@ -133,13 +135,25 @@ def test_the_mean_does_not_depend_on_the_order_of_clients(family: str, weighting
         assert torch.allclose(tensor, plans[1].server.tensors[name], rtol=1e-6, atol=1e-6), name
 
 
-def test_served_windows_are_evenly_spaced_and_the_prefix_is_the_first() -> None:
-    server = SERVERS["vit"]
-    ((prefix, several),) = method_of("fedrolex", windows=3).serve(server, 5, [Device(-1, 1 / 4)])
+@given(st.sets(st.integers(1, 96), min_size=1, max_size=4), st.integers(2, 5))
+def test_served_windows_lie_as_far_apart_as_rounds_allow(widths: set[int], windows: int) -> None:
+    def gap(rounds: int) -> Fraction:
+        ahead = [(width, later * rounds % width) for width in widths for later in range(1, windows)]
+        return min(Fraction(min(far, width - far), width) for width, far in ahead)
+
+    found = rounds_apart(frozenset(widths), windows)
+    assert gap(found) == max(map(gap, range(1, max(widths) + 1)))
+    if len(widths) == 1:
+        assert gap(found) == Fraction(max(widths) // windows, max(widths))
+
+
+def test_served_windows_differ_in_every_width_and_the_prefix_is_the_first() -> None:
+    server = Labelled.of(trainable("resnet18", "image", 10, (3, 32, 32)))
+    ((prefix, several),) = method_of("fedrolex").serve(server, 5, [Device(-1, 1 / 16)])
     assert (prefix.view, several.view) == ("prefix", "windows")
-    kept = [share.selection.kept["layers.0.ffn"].tolist() for share in several.shares]
-    starts = [0, 8, 16]
-    assert kept == [sorted((start + place) % 24 for place in range(12)) for start in starts]
+    for group in width_groups(server.layout):
+        assert len({share.selection.kept[group].tolist()[0] for share in several.shares}) > 1, group
+        assert len({tuple(share.selection.kept[group].tolist()) for share in several.shares}) == 4, group
     assert prefix.shares == several.shares[:1]
     ((whole,),) = method_of("fedrolex").serve(server, 5, [Device(-1, 1)])
     assert (whole.view, len(whole.shares)) == ("", 1)

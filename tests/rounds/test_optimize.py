@@ -129,6 +129,13 @@ def test_what_no_client_of_a_run_holds_keeps_its_bits(optimizer: str, model: str
     assert untouched > 1000
 
 
+def test_the_memory_of_the_optimizer_is_restored_where_the_model_lies() -> None:
+    optimizer = ServerOptimizer(LAYOUT, Merging(optimizer="momentum"))
+    optimizer.restore({"momentum/w": torch.ones(4)}, torch.device("meta"))
+    change = Change(torch.ones(4, device="meta"), torch.ones(4, device="meta"))
+    assert optimizer.move("w", change).device.type == "meta"
+
+
 def test_the_memory_of_the_optimizer_is_saved_and_restored(tmp_path: Path) -> None:
     made = plan("heterofl", rounds=2, merging=Merging(optimizer="adam", lr=0.01))
     run(made, keeping=Keeping(tmp_path / "checkpoint"))
@@ -136,7 +143,7 @@ def test_the_memory_of_the_optimizer_is_saved_and_restored(tmp_path: Path) -> No
     names = made.server.layout.tensors("parameter")
     assert set(saved.optimizer) == {f"{kind}/{name}" for kind in ("mean", "squares") for name in names}
     fresh = ServerOptimizer(made.server.layout, made.merging)
-    fresh.restore(saved.optimizer)
+    fresh.restore(saved.optimizer, made.server.device)
     assert are_equal(dict(fresh.state), dict(saved.optimizer))
 
 

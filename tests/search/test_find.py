@@ -118,6 +118,13 @@ def test_a_seed_says_everything_and_workers_say_nothing(vit: Plan) -> None:
     assert one.judged != other.judged
 
 
+@pytest.mark.parametrize("left", ["", '{"seed": 0, "sp'])
+def test_a_search_that_was_stopped_in_its_first_line_begins_anew(left: str, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(left)
+    Log(tmp_path / "log.jsonl", {"seed": 0}).add({"a": 1}, 5, 0.5)
+    assert Log(tmp_path / "log.jsonl", {"seed": 0}).score({"a": 1}, 5) == 0.5
+
+
 def test_a_stopped_search_goes_on_and_judges_nothing_twice(vit: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, asked = tmp_path / "log.jsonl", []
     scored = Judge.score

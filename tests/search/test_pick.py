@@ -50,6 +50,16 @@ def test_from_a_run_to_a_file_for_a_device(run: Path, tmp_path: Path) -> None:
     assert set(picked.scores()) == {"accuracy", "f1_macro", "f1_weighted"}
 
 
+def test_what_a_search_of_the_last_model_found_is_exported_from_it(tmp_path: Path) -> None:
+    words = (*QUICK[:1], "--method=raffm", *QUICK[2:], "--rounds=2", "--set=merging.average=0.9", "--no-tensorboard")
+    assert raffm("train", *words, "--folder", tmp_path / "my run").returncode == 0
+    for options, given in ((("--last",), " --last"), ((), "")):
+        said = raffm("search", tmp_path / "my run", *options, *SHORT, "--out", tmp_path / f"found{len(options)}")
+        assert said.returncode == 0, said.stderr
+        assert f"raffm export '{tmp_path / 'my run'}'{given} --submodel " in said.stdout
+        assert (" --last --submodel " in (tmp_path / f"found{len(options)}" / "explorer.html").read_text()) == bool(given)
+
+
 def test_the_report_of_the_run_grows_an_explorer(run: Path) -> None:
     assert 'id="explorer"' not in (run / "report.html").read_text()
     assert raffm("search", run, *SHORT).returncode == 0

@@ -18,7 +18,7 @@ def compare(
     methods: Annotated[
         str, typer.Option(help="Methods by name, separated by commas, or all; the others are compared with the first.")
     ] = "smallest-for-all,heterofl,raffm,fiarse",
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: the file's, or 0]")] = None,
     lr: Annotated[
         str | None, typer.Option(help="Learning rates, separated by commas; each method takes the best on validation data.")
     ] = None,
@@ -48,7 +48,12 @@ def compare(
     everything = sorted(METHODS, key=lambda name: name != "smallest-for-all")  # what the others must beat comes first
     chosen = everything if methods == "all" else [name.strip() for name in methods.split(",") if name.strip()]
     named = {name: _switched(name, switches) for name in chosen}
-    contest = Contest(settings, named, tuple(_numbers(seeds, int)), tuple(_numbers(lr or "", float)))
+    contest = Contest(
+        settings,
+        named,
+        tuple(_numbers(seeds, int)) if seeds is not None else (settings.seed,),
+        tuple(_numbers(lr or "", float)),
+    )
     with told_when_stopped(folder, "Start it again to go on."):
         found = compared(contest, folder, _shown)
     typer.echo(as_markdown(found))

@@ -55,7 +55,7 @@ def init(
     content["data"] = {**content.get("data", {}), **own}
     content["participation"] = {"clients": 0, **content.get("participation", {})}
     if sizes is None and "fleet" in content:
-        sizes = ", ".join(f"{tier.size:g}" for tier in fleet_from(settings.fleet).tiers)
+        sizes = ", ".join(_exactly(tier.size) for tier in fleet_from(settings.fleet).tiers)
     sizes = sizes or "1, 1/4, 1/16"
     if sizes != "auto":
         content.setdefault("fleet", {"tiers": sizes})
@@ -74,6 +74,16 @@ def checked_part(text: str) -> str:
 
     part(text)
     return text
+
+
+def _exactly(size: float) -> str:
+    """A size as a person would write it, or with all its digits: a node must hold the very size that the fleet has."""
+    from fractions import Fraction
+
+    from raffm.devices.fleet import size_name
+
+    name = size_name(size)
+    return name if float(Fraction(name)) == size else repr(size)
 
 
 def _config(number: int, nodes: int, sizes: str) -> str:

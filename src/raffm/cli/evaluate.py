@@ -36,21 +36,23 @@ def evaluate(
     from raffm.devices.fleet import fleet_of
     from raffm.measure import measured
     from raffm.prepare import opened
-    from raffm.report.drawing import save
+    from raffm.report.drawing import refuse_kind, save
     from raffm.report.plots import by_cost
 
     quiet()
+    if plot is not None:
+        refuse_kind(plot)
     wanted = () if sizes is None else tuple(tier.size for tier in fleet_of(sizes).tiers)
     plan, rounds = opened(folder, data, wanted, is_last)
     found = measured(plan, rounds, spp, is_timed)
-    if plot is not None:
-        save(by_cost(found.evaluation, found.sizes, {name: each.median for name, each in found.latency.items()}), plot)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=1))
-        return
-    rows(*table(found))
-    if is_timed:
-        busy()
+    else:
+        rows(*table(found))
+        if is_timed:
+            busy()
+    if plot is not None:
+        save(by_cost(found.evaluation, found.sizes, {name: each.median for name, each in found.latency.items()}), plot)
 
 
 def table(found: Measured) -> tuple[list[str], list[list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,7 @@ def search(
     """Find the best submodels within limits, on validation data alone. Stopped, it goes on where it was."""
     from raffm.cli.show import busy, counted, quiet, rows, ticking
     from raffm.pick import best_submodel
+    from raffm.report.explorer import command_for
     from raffm.report.folder import read_results, write_results
     from raffm.search.find import Effort
 
@@ -77,8 +79,7 @@ def search(
     rows(*table(found, device))
     busy()
     typer.echo(f"\nTo look at: {folder / 'explorer.html'}. The best: {folder / 'best.json'}. As a file for the device:")
-    source = "" if data is None else f" --data {data}"
-    typer.echo(f"  raffm export {run}{source} --submodel {folder / 'best.json'} --format onnx")
+    typer.echo(f"  {command_for(run, shlex.quote(str(folder / 'best.json')), data, is_last)}")
 
 
 def _seconds(milliseconds: float) -> float:

@@ -25,10 +25,12 @@ def number(value: float | None) -> str:
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """An error that raffm raises on purpose becomes one message and exit code 2."""
+    """An error that raffm raises on purpose, or that files and folders do, becomes one message and exit code 2."""
     try:
         yield
-    except RaffmError as error:
+    except BrokenPipeError:
+        raise  # whoever reads what is printed has had enough
+    except (RaffmError, OSError) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise SystemExit(2) from None
 

@@ -73,7 +73,7 @@ def train(
         "method": method,
         "model.name": model,
         "data.source": _source(task, data),
-        "data.split": "column" if split is None and task in OWNED else split,
+        "data.split": "column" if split is None and task in OWNED and "split" not in content.get("data", {}) else split,
         "data.clients": clients,
         "fleet.tiers": fleet,
         "rounds": rounds,
@@ -153,9 +153,21 @@ def merged(content: dict[str, Any], flags: dict[str, Any], assignments: list[str
             if not isinstance(made.setdefault(section, {}), dict):
                 made[section] = {"name": made[section]}
             made[section][name] = value
-        else:
+        elif name != "method" or not _is_switched(made.get(name), value):
             made[name] = value
     return made
+
+
+def _is_switched(known: Any, name: str) -> bool:
+    """Whether the file has switches for this very method; those of another fall away, which is said."""
+    from raffm.notices import notice
+
+    if not isinstance(known, dict) or known.get("name") == name:
+        return isinstance(known, dict)
+    switches = [key for key in known if key != "name"]
+    if switches:
+        notice(f"the file's {', '.join(switches)} belong to {known.get('name')}, and not to {name}: they are left out.")
+    return False
 
 
 @contextmanager

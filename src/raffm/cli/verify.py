@@ -18,9 +18,12 @@ def verify(
 ) -> None:
     """Prove by running the model that its axis labels are right. One row per group; exits 1 if a claim fails."""
     from raffm.cli.show import number, quiet, rows
+    from raffm.errors import RunError
     from raffm.models.load import model_from
     from raffm.models.verify import verify as verified
 
+    if not 0 < tolerance < 1:
+        raise RunError(f"--tolerance is {tolerance!r}; give a relative change above 0 and below 1.")
     quiet()
     found = verified(model_from(model), table, tolerance, seed)
     rows(

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def is_cached(kind: str, key: Mapping[str, Any]) -> bool:
 
 
 def prune(kind: str, most: int) -> None:
-    """Keep the newest entries of a kind, so many, and remove the others."""
+    """Keep the entries of a kind that were used last, so many, and remove the others."""
     try:
         entries = sorted((_root() / kind).iterdir(), key=lambda entry: -entry.stat().st_mtime_ns)
     except OSError:
@@ -80,11 +81,14 @@ def _root() -> Path:
 def _stored(folder: Path, key: Mapping[str, Any]) -> dict[str, Tensor] | None:
     """An entry, or None where there is none that is whole and has this key."""
     try:
-        if read_json(folder / "key.json") == key:
-            return read_tensors(folder / "tensors.safetensors")
+        if read_json(folder / "key.json") != key:
+            return None
+        tensors = read_tensors(folder / "tensors.safetensors")
     except (CheckpointError, OSError):
-        pass
-    return None
+        return None
+    with suppress(OSError):
+        os.utime(folder)  # what is in use is not the oldest
+    return tensors
 
 
 def _store(folder: Path, key: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from raffm.data.examples import Dataset, Examples
 from raffm.data.splits import stratified
+from raffm.data.text import padding_of
 from raffm.errors import DataError
 
 LEAST = 1000
@@ -60,7 +61,7 @@ def load_play(file: Path, tokenizer: Any, max_length: int) -> Dataset:
     tokens = tokenizer(list(said.values()), add_special_tokens=False, verbose=False)["input_ids"]
     pieces = [_pieces(ids, max_length) for ids in tokens]
     owners = np.repeat(np.arange(len(pieces)), [len(several) for several in pieces])
-    whole = _examples(list(chain.from_iterable(pieces)), max_length, tokenizer.pad_token_id or 0)
+    whole = _examples(list(chain.from_iterable(pieces)), max_length, padding_of(tokenizer))
     kept, held = stratified(owners, math.ceil(TESTED * len(owners)), seed=0)
     return Dataset(file.parent.name, whole.take(kept), whole.take(held), (), None, (owners[kept], owners[held]))
 

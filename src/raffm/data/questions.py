@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffm.data.text import padded
+from raffm.data.text import padded, padding_of
 from raffm.errors import DataError
 from raffm.libraries import library
 
@@ -23,6 +23,9 @@ IGNORED = -100
 
 WRITTEN = 32
 """Tokens of an answer in the model's own words, at most."""
+
+QUESTION = 2
+"""Where a window's labels have the number of its question."""
 
 NO_ANSWER = "unanswerable"
 """What a model writes where nothing answers."""
@@ -79,7 +82,7 @@ def windows(entries: Sequence[Question], where: str, tokenizer: Any, max_length:
     """
     encoded = _encoded(entries, where, tokenizer, max_length)
     lengths = np.array([len(ids) for ids in encoded["input_ids"]], np.int64)
-    found = {"input_ids": padded(_joined(encoded["input_ids"]), lengths, tokenizer.pad_token_id or 0)}
+    found = {"input_ids": padded(_joined(encoded["input_ids"]), lengths, padding_of(tokenizer))}
     if "token_type_ids" in encoded:
         found["token_type_ids"] = padded(_joined(encoded["token_type_ids"]), lengths, 0)
     spans = torch.full((len(lengths), int(lengths.max()), 2), OUTSIDE, dtype=torch.int32)
@@ -154,7 +157,7 @@ def answers_in(questions: Questions, outputs: Tensor, labels: Tensor, longest: i
     begins, ends, best, null = (values.tolist() for values in found)
     chosen: dict[int, tuple[float, str]] = {}
     nothing: dict[int, float] = {}
-    for row, number in enumerate(labels[:, 2].tolist()):
+    for row, number in enumerate(labels[:, QUESTION].tolist()):
         nothing[number] = min(nothing.get(number, float("inf")), null[row])
         if number not in chosen or best[row] > chosen[number][0]:
             chosen[number] = best[row], questions.entries[number].context[begins[row] : ends[row]]

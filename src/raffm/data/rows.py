@@ -153,6 +153,8 @@ def _rows(table: Any, where: str, features: Mapping[str, Any], stamps: Any) -> R
 
 def _from_hub(source: str) -> dict[str, Rows]:
     """The parts of a Hugging Face data set."""
+    if source.startswith((".", "/", "~")) or Path(source).suffix in (".parquet", ".csv"):
+        raise DataError(f"there is no file or folder {source!r}.")
     advice = f"Put train.parquet and test.parquet into {str(data_folder() / source)!r} or give a path."
     try:
         datasets = import_module("datasets")

@@ -150,7 +150,10 @@ def _first(candidates: Iterable[str], role: str, rows: Rows) -> str:
         if name in rows.schema.names:
             return name
     found = ", ".join(rows.schema.names)
-    raise DataError(f"{rows.where} has the columns {found}: none is known as the {role}. Name it: Columns({role}=...).")
+    raise DataError(
+        f"{rows.where} has the columns {found}: none is known as the {role}. Name it: data.{role}, or in Python "
+        f"Columns({role}=...)."
+    )
 
 
 def _encoder(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.random import PCG64, Generator
 
-from raffm.data.examples import Dataset, Integers, Parts, Split
+from raffm.data.examples import Dataset, Examples, Integers, Parts, Split
+from raffm.data.questions import QUESTION
 from raffm.data.rounding import Flags, Floats, proportional
 from raffm.errors import DataError
 
@@ -155,7 +156,9 @@ def split(dataset: Dataset, clients: int | None, how: str, seed: int, **paramete
         return by_column(*dataset.owners, clients)
     if clients is None:
         raise DataError(f'the split {how!r} needs a number of clients; only "column" finds it by itself.')
-    return way.divide(dataset.train.strata, dataset.test.strata, clients, seed, **parameters)
+    train, test = _Units.of(dataset, dataset.train), _Units.of(dataset, dataset.test)
+    found = way.divide(train.strata, test.strata, clients, seed, **parameters)
+    return Split(train.dealt(found.train), test.dealt(found.test))
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
@@ -167,12 +170,40 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
         raise DataError(f"the validation share is {share!r}; it must be at least 0 and less than 1.")
     if share == 0 or dataset.validation is not None:
         return dataset
-    count = round(share * len(dataset.train))
-    if not 0 < count < len(dataset.train):
-        raise DataError(f"a share of {share!r} of {len(dataset.train)} training examples leaves none on one side.")
-    kept, held = stratified(dataset.train.strata, count, seed)
+    units = _Units.of(dataset, dataset.train)
+    count = round(share * len(units.strata))
+    if not 0 < count < len(units.strata):
+        raise DataError(f"a share of {share!r} of {len(units.strata)} training examples leaves none on one side.")
+    kept, held = map(units.examples, stratified(units.strata, count, seed))
     owners = dataset.owners and (dataset.owners[0][kept], dataset.owners[1])
     return replace(dataset, train=dataset.train.take(kept), validation=dataset.train.take(held), owners=owners)
+
+
+@dataclass(frozen=True)
+class _Units:
+    """What is dealt as a whole: an example, or all windows of a question. `places` has the unit of every example."""
+
+    strata: Integers
+    places: Integers | None = None
+
+    @staticmethod
+    def of(dataset: Dataset, examples: Examples) -> _Units:
+        if dataset.questions is None or dataset.questions.spans is None:
+            return _Units(examples.strata)
+        _, first, places = np.unique(examples.labels[:, QUESTION].cpu().numpy(), return_index=True, return_inverse=True)
+        return _Units(examples.strata[first], places)
+
+    def examples(self, units: Integers) -> Integers:
+        """The examples of some units, in order."""
+        return units if self.places is None else np.flatnonzero(np.isin(self.places, units))
+
+    def dealt(self, parts: Parts) -> Parts:
+        """The examples of clients who have these units."""
+        if self.places is None:
+            return parts
+        owners = np.full(len(self.strata), -1)
+        owners[parts.indices] = np.repeat(np.arange(len(parts)), parts.counts)
+        return _grouped(owners[self.places], len(parts))
 
 
 def stratified(labels: Integers, count: int, seed: int) -> tuple[Integers, Integers]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from raffm.data import text
 from raffm.data.cache import cached
 from raffm.data.examples import Dataset, Examples, Integers
-from raffm.data.questions import OUTSIDE, Question, Questions, asked, windows, written
+from raffm.data.questions import OUTSIDE, QUESTION, Question, Questions, asked, windows, written
 from raffm.data.rows import CHUNK, Rows
 from raffm.errors import DataError
 
@@ -42,7 +42,7 @@ def load_questions(name: str, parts: Mapping[str, Rows], tokenizer: Any, max_len
     make = _written if is_written else _spans
     examples, spans = make((parts["train"], train), (tested, test), tokenizer, max_length)
     questions = Questions((*train, *test), spans, tokenizer if is_written else None)
-    owners = _owners(parts["train"], tested, examples, 0 if is_written else 2)
+    owners = _owners(parts["train"], tested, examples, 0 if is_written else QUESTION)
     return Dataset(name, *examples, () if is_written else ("first", "last"), None, owners, questions)
 
 

@@ -48,10 +48,16 @@ def tokenised(
         if others is not None and "token_type_ids" in encoded:
             kinds.append(np.fromiter(chain.from_iterable(encoded["token_type_ids"]), np.int64))
     counts = np.array(lengths, np.int64)
-    found = {"input_ids": padded(np.concatenate(ids), counts, tokenizer.pad_token_id or 0)}
+    found = {"input_ids": padded(np.concatenate(ids), counts, padding_of(tokenizer))}
     if kinds:
         found["token_type_ids"] = padded(np.concatenate(kinds), counts, 0)
     return {**found, "lengths": torch.from_numpy(counts.clip(min=1))}
+
+
+def padding_of(tokenizer: Any) -> int:
+    """The token that texts are padded with: the tokenizer's, or the one that ends texts; 0 where there is neither."""
+    tokens = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
+    return next((token for token in tokens if isinstance(token, int)), 0)
 
 
 def agree_on_padding(model: Any, inputs: Mapping[str, Tensor]) -> None:
@@ -64,7 +70,7 @@ def agree_on_padding(model: Any, inputs: Mapping[str, Tensor]) -> None:
     if len(padding):
         config.pad_token_id = int(padding[0])
     elif config.pad_token_id is None:
-        config.pad_token_id = 0
+        config.pad_token_id = padding_of(config)
 
 
 def identity(texts: list[Any], where: str, tokenizer: Any, max_length: int) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def identity(texts: list[Any], where: str, tokenizer: Any, max_length: int) -> d
     return {
         "name": str(tokenizer.name_or_path),
         "tokens": len(tokenizer),
-        "padding": tokenizer.pad_token_id,
+        "padding": padding_of(tokenizer),
         "probe": hashlib.sha256(repr(probe).encode()).hexdigest(),
     }
 

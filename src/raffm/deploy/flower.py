@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,10 +85,11 @@ def node_app(
     device: Callable[[Context], Mapping[str, Any]] = lambda context: stated(context.node_config),
     task: Task | None = None,
     frame: Labelled | None = None,
+    table: str = "",
 ) -> ClientApp:
     """The app of a node; `examples` loads the node's own data, `device` states what it can hold (see `statement.py`).
 
-    `task`, and `frame`, the full model (its weights are not used), where they are the user's own.
+    `task`, and `frame`, the full model (its weights are not used), or only its `table`, where they are the user's own.
     """
     app = ClientApp()
 
@@ -105,7 +106,7 @@ def node_app(
 
     @app.train()
     def learn(message: Message, context: Context) -> Message:
-        reply = Node(examples(context), frame, task).answer(read_letter(message.content))
+        reply = Node(examples(context), frame, task, table).answer(read_letter(message.content))
         return Message(Records().of(reply.about, arrays=reply.arrays), reply_to=message)
 
     return app
@@ -134,11 +135,14 @@ def gathered(grid: Grid, serving: Serving, check: Callable[[Known], None] = lamb
             silent = f"{len(found)} nodes can take part; {serving.nodes} are needed, and {serving.patience:g} s were waited."
             raise RunError(" ".join([silent, *(reason for node, reason in reasons.items() if node not in found)]))
         due = time.monotonic() - AGAIN
-        nodes = [node for node in sorted(grid.get_node_ids()) if node not in found and asked.get(node, due) <= due]
+        here = sorted(grid.get_node_ids())
+        nodes = [node for node in here if node not in found and asked.get(node, due) <= due]
         left = max(LEAST, end - time.monotonic())
         for place, message in exchanged(grid, [(node, Records().of({})) for node in nodes], "query", left):
             node, asked[nodes[place]] = nodes[place], time.monotonic()
             said = _said(node, message, check)
+            if isinstance(said, Known):
+                said = _alone(said, found, here)
             if isinstance(said, Known):
                 found[node] = said
             elif node not in reasons or not isinstance(message, Silence):
@@ -146,6 +150,16 @@ def gathered(grid: Grid, serving: Serving, check: Callable[[Known], None] = lamb
                 notice(said)
         time.sleep(POLL)
     return list(found.values())
+
+
+def _alone(said: Known, found: dict[int, Known], here: Sequence[int]) -> Known | str:
+    """A node whose part of the data no other has: one that had it and has gone is forgotten, as after a restart."""
+    twin = next((node for node, each in found.items() if each.client == said.client != UNNUMBERED), None)
+    if twin in here:
+        return f"node {said.node} says that it is client {said.client}, as node {twin} does."
+    if twin is not None:
+        del found[twin]
+    return said
 
 
 def _said(node: int, message: Message | str, check: Callable[[Known], None]) -> Known | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from raffm.deploy.keys import LOCAL, write_certificates, write_node_key
 from raffm.errors import RunError
 
 PORT = 8443
+
+SPECIAL = '"$`\\{}'
+"""What would not stay as it is within a shell's quotation marks, in TOML, or in the scripts' own patterns."""
 
 CLIENT = '''"""A node: trains its own submodel on its own data, which never leave it."""
 
@@ -132,8 +136,10 @@ def write_app(folder: Path, run: Mapping[str, Any], configs: Sequence[str], port
     `host` is where nodes reach the server: its own machine, unless it is told to listen on all its addresses.
     """
     folder = folder.absolute()
-    if folder.is_file() or '"' in str(folder):
-        raise RunError(f"{str(folder)!r} is a file, or has a quotation mark in it. Choose a new folder.")
+    if folder.is_file() or set(str(folder)) & set(SPECIAL):
+        raise RunError(
+            f"{str(folder)!r} is a file, or has one of {SPECIAL} in it, which scripts read otherwise. Choose another."
+        )
     if not re.fullmatch(r"[A-Za-z0-9.:_-]+", host):
         raise RunError(f"--host is {host!r}; give the name or the address of this machine.")
     if folder.exists() and any(folder.iterdir()):
@@ -190,4 +196,5 @@ def project(package: str, folder: Path, nodes: int) -> dict[str, Any]:
 
 def package_of(name: str) -> str:
     """A package's name that no other app is likely to have: Flower's simulation confuses apps of one name."""
-    return f"raffm_edge_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_') or 'app'}"
+    plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return f"raffm_edge_{plain or f'{zlib.crc32(name.encode()):08x}'}"

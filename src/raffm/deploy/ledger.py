@@ -107,8 +107,8 @@ def ledger(known: Sequence[Known], dataset: Dataset) -> Federation:
 
 
 def refuse_classes(known: Known, classes: int) -> None:
-    """Refuse a node that has examples of classes which the run does not have."""
-    if max(known.classes) >= classes:
+    """Refuse a node that has examples of classes which the run does not have, where it has any."""
+    if classes and max(known.classes) >= classes:
         raise RunError(f"node {known.node} has examples of class {max(known.classes)}; there are {classes}.")
 
 

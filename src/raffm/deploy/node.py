@@ -48,13 +48,14 @@ KEPT = 16
 class Node:
     """A device and its own examples.
 
-    The model's structure and the task come with every letter; `frame`, the full model without weights, and `task` are
-    needed where they are the user's own.
+    The model's structure and the task come with every letter; `frame`, the full model without weights, `task` and the
+    file of a `table` are needed where they are the user's own.
     """
 
     examples: Examples
     frame: Labelled | None = None
     task: Task | None = None
+    table: str = ""
 
     @staticmethod
     def of(full: Labelled, examples: Examples, task: Task) -> Node:
@@ -66,7 +67,7 @@ class Node:
         """Train as a letter says."""
         if letter.about.get("format") != FORMAT:
             raise RunError(f"the server writes letters of format {letter.about.get('format')!r}; this raffm reads {FORMAT}.")
-        frame = self.frame or Labelled.of(model_without_weights(letter.about["model"]))
+        frame = self.frame or Labelled.of(model_without_weights(letter.about["model"]), self.table or None)
         rows = letter.about["rows"]
         frame = with_rows(frame, rows) if rows and not rows_of(frame.layout) else frame
         if letter.about["layout"] != frame.layout.fingerprint:

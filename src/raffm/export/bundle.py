@@ -77,7 +77,8 @@ def write_bundle(
             "`raffm.export_stock` writes a file that plain transformers reads."
         )
     examples = dataset.validation or dataset.train
-    shown = task.batch(examples, torch.arange(min(SHOWN, len(examples)))).inputs
+    several = examples if len(examples) > 1 else dataset.train
+    shown = task.batch(several, torch.arange(min(SHOWN, len(several)))).inputs
     with written_whole(folder) as fresh:
         if tokenizer is not None and "input_ids" in shown and hasattr(tokenizer, "save_pretrained"):  # bytes need no files
             tokenizer.save_pretrained(fresh / "tokenizer")
@@ -92,7 +93,7 @@ def write_bundle(
                 written = _quantised(module, written, task, examples, shown, dynamic)
             run = in_onnx_runtime(written.path)
         if format == "tensorrt":
-            (fresh / "build.sh").write_text(build_script(shown, "model.onnx"), encoding="utf-8")
+            (fresh / "build.sh").write_text(build_script(shown, "model.onnx", _longest(dataset)), encoding="utf-8")
             (fresh / "build.sh").chmod(0o755)
         found = _judged(module, task, examples, run)
         kind = "openvino" if format == "openvino" else "onnx"
@@ -116,7 +117,7 @@ def _stock(
     one = task.batch(examples, torch.zeros(1, dtype=torch.int64)).inputs
     far = gap(in_torch(written)(one), in_torch(module)(one))
     found = _judged(module, task, examples, in_torch(written))
-    taken = (footprint_of(module, one), footprint_of(written, one)) if is_timed else ()
+    taken = (footprint_of(module, one), footprint("stock", fresh, one)) if is_timed else ()
     size = bytes_of(fresh / "model.safetensors")
     bundle = Bundle(folder, "stock", "model.safetensors", size, far, params_of(module), *found, *taken)
     _describe(bundle, task, dataset, fresh)
@@ -182,9 +183,17 @@ def params_of(module: nn.Module) -> int:
 
 def _describe(bundle: Bundle, task: Task, dataset: Dataset, folder: Path) -> None:
     write_json(folder / "labels.json", {"labels": list(dataset.classes)})
-    write_json(folder / "preprocessing.json", stated(task))
+    write_json(folder / "preprocessing.json", preprocessing(task, dataset))
     write_json(folder / "export.json", {**asdict(bundle), "folder": bundle.folder.name})
     (folder / "README.md").write_text(card(bundle, dataset), encoding="utf-8")
+
+
+def preprocessing(task: Task, dataset: Dataset) -> dict[str, Any]:
+    """How a task makes inputs; images that the data set holds in one square size are to be scaled to it."""
+    found, pixels = stated(task), dataset.train.inputs.get("pixel_values")
+    if pixels is not None and not found["size"] and pixels.shape[-1] == pixels.shape[-2]:
+        found["size"] = int(pixels.shape[-1])
+    return found
 
 
 CARD = """# {name}
@@ -238,10 +247,20 @@ def _costs(bundle: Bundle) -> str:
     return "".join(f"\n| {title} | {plain} | {exported} |" for title, plain, exported in both)
 
 
-def build_script(inputs: Mapping[str, Tensor], file: str, most: int = 32) -> str:
-    """The command that builds an engine for batches of 1 to `most`."""
+def _longest(dataset: Dataset) -> int:
+    """The tokens of the longest text."""
+    ids = dataset.train.inputs.get("input_ids")
+    return 0 if ids is None else ids.shape[1]
 
-    def shapes(batch: int) -> str:
-        return ",".join(f"{name}:{'x'.join(map(str, (batch, *tensor.shape[1:])))}" for name, tensor in inputs.items())
 
-    return BUILD.format(file=file, most=most, least=shapes(1), usual=shapes(min(8, most)), largest=shapes(most))
+def build_script(inputs: Mapping[str, Tensor], file: str, longest: int = 0, most: int = 32) -> str:
+    """The command that builds an engine for batches of 1 to `most`, and for texts of up to the `longest`."""
+
+    def shapes(batch: int, tokens: int) -> str:
+        sizes = {name: (tokens,) if longest else tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+        return ",".join(f"{name}:{'x'.join(map(str, (batch, *size)))}" for name, size in sizes.items())
+
+    usual = min(longest, *(tensor.shape[1] for tensor in inputs.values()))
+    return BUILD.format(
+        file=file, most=most, least=shapes(1, 1), usual=shapes(min(8, most), usual), largest=shapes(most, longest)
+    )

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import nn
 
 from raffm.devices.timing import Timing, timed
@@ -26,10 +27,20 @@ from raffm.models.files import read_tensors, write_tensors
 LIMIT = 600
 """Seconds after which a process that measures is given up."""
 
+
+def in_stock(folder: Path) -> Run:
+    """A model that transformers reads by itself."""
+    import transformers
+
+    kind: Any = getattr(transformers, json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0])
+    return in_torch(kind.from_pretrained(folder, dtype=torch.float32).eval())
+
+
 READERS: dict[str, Callable[[Path], Run]] = {
     "torch": lambda folder: in_torch(load_submodel(folder).eval()),
     "onnx": in_onnx_runtime,
     "openvino": in_openvino,
+    "stock": in_stock,
 }
 
 
@@ -60,7 +71,7 @@ def footprint_of(module: nn.Module, inputs: Inputs) -> Footprint:
 
 
 def footprint(kind: str, path: Path, inputs: Inputs) -> Footprint:
-    """What a file takes in its runtime: "onnx", "openvino", or "torch" for a saved submodel. `inputs` are one example."""
+    """What a file takes for one example in its runtime: "onnx", "openvino", "stock", or "torch" for a saved submodel."""
     with TemporaryDirectory() as folder:
         write_tensors(Path(folder) / "inputs.safetensors", inputs)
         command = [sys.executable, "-m", __name__, kind, str(path), str(Path(folder) / "inputs.safetensors")]

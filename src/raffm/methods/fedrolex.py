@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import ClassVar
 
 import torch
@@ -38,10 +40,9 @@ class Windowed(Shaped):
         return [self._windows(server, device) for device in devices]
 
     def _windows(self, server: Labelled, device: Device) -> list[Served]:
-        """The prefix, and windows that begin at evenly spaced indices; at size 1 they are all the same."""
-        longest = max(server.layout.groups[name].size for name in width_groups(server.layout))
-        begins = [place * longest // self.windows for place in range(self.windows)]
-        rankings = [rolled(server.layout, begin) for begin in begins]
+        """The prefix, and windows of rounds that lie apart; at size 1 they are all the same."""
+        apart = rounds_apart(frozenset(server.layout.groups[name].size for name in width_groups(server.layout)), self.windows)
+        rankings = [rolled(server.layout, place * apart) for place in range(self.windows)]
         windows = tuple(self.share(server, device.size, device.fleet, ranking) for ranking in rankings)
         return [Served(windows[:1])] if device.size == 1 else [Served(windows[:1], "prefix"), Served(windows, "windows")]
 
@@ -50,8 +51,8 @@ class Windowed(Shaped):
 class FedRolex(Windowed):
     """Rolling windows over every width; inside every head, and the same one along a residual stream.
 
-    `scaler` and `masked_loss` as in HeteroFL. `windows` is how many windows, evenly spaced, the served submodels are
-    averaged over; `shapes` as in HeteroFL.
+    `scaler` and `masked_loss` as in HeteroFL. `windows` is how many windows the served submodels are averaged over;
+    `shapes` as in HeteroFL.
     """
 
     name: ClassVar[str] = "fedrolex"
@@ -62,6 +63,20 @@ class FedRolex(Windowed):
         sizes = {device.size for device in devices}
         shares = {size: self.share(server, size, devices[0].fleet, ranking) for size in sizes}
         return [shares[device.size] for device in devices]
+
+
+@cache
+def rounds_apart(widths: frozenset[int], windows: int) -> int:
+    """The number of rounds that lies between windows which, in every width, begin as far apart as they can.
+
+    In a single width they are evenly spaced. Widths roll on together, so in several they cannot all be.
+    """
+    numbers = torch.arange(1, max(widths) + 1)
+    least = torch.full(numbers.shape, torch.inf)
+    for width, later in product(sorted(widths), range(1, windows)):
+        ahead = numbers * later % width
+        least = torch.minimum(least, torch.minimum(ahead, width - ahead) / width)
+    return int(numbers[least.argmax()])
 
 
 def rolled(layout: Layout, begin: int) -> Ranking:

@@ -83,6 +83,8 @@ class Nested(Usual):
 
     def choose(self, server: Labelled, round: int, devices: Sequence[Device], seed: int) -> list[Share]:
         """Every device's shape, the smaller ones inside of it, and the norms of all of them."""
+        if not devices:
+            return []
         fleet = _sorted(devices[0].fleet)
         chain = [self._sizes(server, size, fleet) for size in fleet]
         shares = [self._trained(server, chain, place) for place in range(len(fleet))]

@@ -135,10 +135,19 @@ class ProductTally(Tally):
 
     @torch.no_grad()
     def step(self, move: Callable[[str, Change], Tensor] | None = None) -> None:
-        """Move the server, and factor its products anew."""
+        """Move the server, and factor anew the products that somebody held."""
         self._refresh()
-        super().step(move)
+        held = set[str]()
+
+        def noted(name: str, change: Change) -> Tensor:
+            if bool((change.coverage > 0).any()):
+                held.add(name)
+            return change.mean if move is None else move(name, change)
+
+        super().step(noted)
         for each in self._adapters:
+            if each.product not in held:
+                continue
             first, second = (self._factors.tensors[name].detach() for name in (each.first, each.second))
             factors = factored(self._server[each.product].sum(0) / each.scale, len(first))
             first.zero_()[: len(factors[0])].copy_(factors[0])

@@ -18,6 +18,7 @@ from raffm.algebra.selection import Selection
 from raffm.devices.budget import Budget
 from raffm.devices.cost import CostModel
 from raffm.devices.fit import even_shares, fit
+from raffm.devices.fleet import size_name
 from raffm.errors import BudgetError, RunError
 from raffm.methods.method import Device, Served, Share, Usual
 from raffm.methods.widths import width_groups
@@ -126,7 +127,11 @@ class _Shapes:
             return {}
         key = server.layout.fingerprint, budget
         if key not in self._fitted:
-            self._fitted[key] = self._fit(server, budget)
+            try:
+                self._fitted[key] = self._fit(server, budget)
+            except BudgetError as error:
+                part = f"size {size_name(device.size)} is {budget.max_params:,} parameters: " if device.budget is None else ""
+                raise BudgetError(f"{part}{error}") from None
         return self._fitted[key]
 
     def _fit(self, server: Labelled, budget: Budget) -> Sizes:

@@ -130,6 +130,22 @@ def base_prefix(model: nn.Module) -> str:
     return f"{prefix}." if prefix and isinstance(getattr(model, prefix, None), nn.Module) else ""
 
 
+def head_names(model: nn.Module) -> set[str]:
+    """The parameters beside the base model; where names do not tell which these are, those that the table has in its heads."""
+    prefix, named = base_prefix(model), dict(model.named_parameters())
+    if prefix:
+        return {name for name in named if not name.startswith(prefix)}
+    try:
+        table = table_of(model)
+    except UnknownFamilyError:
+        return set()
+    return {name for name in named if _has_line(table.heads, name) and not _has_line(table.tensors, name)}
+
+
+def _has_line(lines: Mapping[str, str], name: str) -> bool:
+    return any(tables.first_match(lines, part) is not None for part in (name, name.rpartition(".")[0]))
+
+
 def _with_variants(table: Table, prefix: str, tensors: Mapping[str, Tensor]) -> Table:
     """The table with the lines of every variant that the model shows; they come first, so they win."""
     lines = dict(table.tensors)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from raffm.errors import CheckpointError, RaffmError, SpaceError, UnknownFamilyError
 from raffm.models import table as tables
 from raffm.models.exits import with_exits
+from raffm.models.label import head_names
 from raffm.models.labelled import Labelled
 from raffm.models.resnet import ResNet, ResNetConfig
 
@@ -76,9 +79,19 @@ def model_from(name: str, device: str = "cpu") -> nn.Module:
         if name.endswith(":tiny"):
             return tiny(name.removesuffix(":tiny"))
         path = Path(place_of(name)) / "config.json"
+        _refuse_submodel(name, path.parent)
         if path.is_file():
             return _from_file(path)
+        if (Path(name) / "checkpoint").is_dir():
+            raise CheckpointError(f"{name!r} is the folder of a run, which `raffm evaluate` reads; here a model is asked for.")
+        if name in ("vit-small", "resnet18"):
+            raise CheckpointError(f"{name!r} is made to fit the data when a run begins; here a model is asked for.")
         return _from_hub(name)
+
+
+def _refuse_submodel(name: str, folder: Path) -> None:
+    if (folder / "raffm.json").is_file():
+        raise CheckpointError(f"{name!r} holds a submodel, and a full model is asked for. `raffm.load_submodel` reads it.")
 
 
 def place_of(name: str) -> str:
@@ -133,6 +146,7 @@ def trainable(
             given = {"classes": classes, "channels": shape[0], "image_size": shape[-1], **changes} if shape else changes
             return _resnet(given)
         if name == "vit-small":
+            _refuse_unknown("ViTForImageClassification", changes)
             return from_config(
                 "vit", "ViTForImageClassification", {**_small_vit(shape), **_fitting("vit", classes, shape), **changes}
             )
@@ -163,12 +177,26 @@ def _tiny_classifier(family: str, kind: Kind, classes: int, shape: tuple[int, ..
         return _resnet(content)
     import transformers
 
+    _refuse_unknown(about["class"], changes)
     config = getattr(transformers, about["class"]).config_class.from_dict({**content, "architectures": [about["class"]]})
     try:
         model: nn.Module = getattr(transformers, _AUTO[kind]).from_config(config)
     except ValueError:
         raise CheckpointError(f"the family {family!r} has no model that {_DOES[kind]}.") from None
     return model.eval()
+
+
+def _refuse_unknown(kind: str, changes: Mapping[str, Any]) -> None:
+    """Refuse entries that the config of a class of transformers does not have: it would take them and do nothing."""
+    import transformers
+
+    config: Any = getattr(transformers, kind).config_class()
+    known = {*config.to_dict(), *config.attribute_map, "num_labels"}
+    for key in changes:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            meant = f"Did you mean {near[0]!r}?" if near else "`[model]` has entries of the model's own config."
+            raise SpaceError(f"the config of {kind} has no entry {key!r}. {meant}")
 
 
 def _small_vit(shape: tuple[int, ...]) -> dict[str, Any]:
@@ -203,8 +231,7 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
         model = _from_file(path)
         model.load_state_dict(load_weights(model, path.parent))
         return model
-    if (path.parent / "raffm.json").is_file():
-        raise CheckpointError(f"{name!r} holds a submodel, and training begins with a full model. `load_submodel` reads it.")
+    _refuse_submodel(name, path.parent)
     import transformers
 
     try:
@@ -216,6 +243,8 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
             trust_remote_code=False,
             **changes,
         )
+    except SafetensorError as error:
+        raise CheckpointError(f"the weights in {name!r} are damaged or cut short: {error}.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{name!r} is neither vit-small, resnet18, nor `family:tiny` (families: {', '.join(tables.families())}), nor a "
@@ -225,6 +254,7 @@ def _pretrained(name: str, kind: Kind, classes: int, changes: dict[str, Any]) ->
     if any(".lora_" in str(key) for key in about["unexpected_keys"]):
         raise CheckpointError(f"{name!r} holds adapters beside its weights: `RaPEFT.load_ckpt` reads them.")
     _refuse_mismatches(name, loaded, about["mismatched_keys"])
+    _refuse_random(name, loaded, about["missing_keys"], about["unexpected_keys"])
     if kind in WRITERS and loaded.get_input_embeddings().num_embeddings < classes:
         known = loaded.get_input_embeddings().num_embeddings
         raise CheckpointError(
@@ -240,6 +270,22 @@ def _refuse_mismatches(name: str, model: Any, mismatched: Any) -> None:
     inside = [key for key in odd if key.startswith(f"{model.base_model_prefix}.")]
     if inside:
         raise CheckpointError(f"the weights in {name!r} do not fit their config: `{inside[0]}` has another shape there.")
+
+
+def _refuse_random(name: str, model: Any, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Only a head, and the pooler before it, may be new: other weights that the files lack would be random, and nobody knew."""
+    heads = head_names(model)
+    lacking = sorted(key for key in missing if key not in heads and ".pooler." not in key)
+    if lacking:
+        odd = min(unexpected, default=None)
+        raise CheckpointError(
+            f"{name!r} lacks {len(lacking)} of the model's own tensors, which would be random: `{lacking[0]}`. "
+            + (
+                "Does its config belong to its weights?"
+                if odd is None
+                else f"It has `{odd}` instead, which no model of ours has."
+            )
+        )
 
 
 def has_decoder(name: str) -> bool:
@@ -287,7 +333,7 @@ def _from_file(path: Path) -> nn.Module:
 def _from_hub(name: str) -> nn.Module:
     try:
         return _of_architecture(name)
-    except OSError:
+    except (OSError, ValueError):
         raise CheckpointError(
             f"{name!r} is no folder with a config.json, no `family:tiny` (families: {', '.join(tables.families())}), and was "
             f"not found on the hub or in its cache. Put its files (config.json and model.safetensors) into "

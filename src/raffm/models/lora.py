@@ -15,7 +15,7 @@ from raffm.algebra.layout import Layout
 from raffm.errors import LabelError
 from raffm.libraries import library
 from raffm.models.adapters import is_adapted, is_transposed, part_of
-from raffm.models.label import base_prefix, layout_of
+from raffm.models.label import head_names, layout_of
 
 NEEDS_PEFT = LabelError("adapters need peft: pip install 'raffm[lora]'.")
 
@@ -70,9 +70,9 @@ def injected(model: nn.Module, recipe: Recipe, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model)
-    prefix = base_prefix(model)
+    heads = head_names(model)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part_of(name) is not None or not name.startswith(prefix or name))
+        parameter.requires_grad_(part_of(name) is not None or name in heads)
     model.raffm_lora = recipe  # type: ignore[assignment]
     return model
 

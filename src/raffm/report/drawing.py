@@ -11,6 +11,8 @@ from math import ceil, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raffm.errors import RunError
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -70,8 +72,20 @@ def look_of(place: int, style: int = 0) -> Look:
     return Look(COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], LINES[style % len(LINES)])
 
 
+KINDS = (".png", ".svg", ".pdf")
+"""What names of pictures end with."""
+
+
+def refuse_kind(path: Path) -> None:
+    """Refuse a picture that could not be written, before the work that it is to show."""
+    if path.suffix not in KINDS:
+        raise RunError(f"a picture is a file that ends with {', '.join(KINDS)}, not {path.name!r}.")
+    if not path.parent.is_dir():
+        raise RunError(f"there is no folder {str(path.parent)!r} for the picture.")
+
+
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a PNG at 150 dpi or an SVG, as the name of the file ends."""
+    """Write a PNG at 150 dpi, an SVG or a PDF, as the name of the file ends."""
     path = Path(path)
     path.write_bytes(rendered(figure, path.suffix.removeprefix(".")))
 

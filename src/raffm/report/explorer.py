@@ -61,13 +61,21 @@ def explorer_page(search: Mapping[str, Any], command: str) -> str:
 def explorer_in(folder: Path) -> str:
     """The explorer of the search that a run's folder holds; nothing where there is none."""
     path = folder / "search" / "search.json"
-    return explorer_of(read_json(path), command_for(folder, path)) if path.is_file() else ""
+    if not path.is_file():
+        return ""
+    content = read_json(path)
+    return explorer_of(content, command_for(folder, any_of(path), is_last=content.get("is_last", False)))
 
 
-def command_for(run: Path, search: Path, data: str | None = None) -> str:
-    """What exports a finalist of a search."""
+def command_for(run: Path, submodel: str, data: str | None = None, is_last: bool = False) -> str:
+    """What exports a submodel of a search; `submodel` is its file, quoted, with what else picks it."""
     source = "" if data is None else f" --data {shlex.quote(data)}"
-    return f"raffm export {shlex.quote(str(run))}{source} --submodel {shlex.quote(str(search))} --pick NUMBER --format onnx"
+    return f"raffm export {shlex.quote(str(run))}{source}{' --last' if is_last else ''} --submodel {submodel} --format onnx"
+
+
+def any_of(search: Path) -> str:
+    """Any finalist of a search, for a command."""
+    return f"{shlex.quote(str(search))} --pick NUMBER"
 
 
 def _entry(candidate: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from raffm.models.labelled import Labelled
 from raffm.rounds.results import Results, from_json
 
 FORMAT = 1
+
+FREE = ("rounds", "backend", "save")
+"""Settings that may change where a run is resumed: how long it lasts, where it runs, how often it is saved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,16 +59,19 @@ def save(folder: Path, saved: Saved, identity: str) -> None:
         raise
 
 
-def load(folder: Path, identity: str | None) -> Saved:
-    """Read a checkpoint; one of another run, or a damaged one, is refused. Without an identity any run will do."""
+def load(folder: Path, identity: str | None, settings: Mapping[str, Any] | None = None) -> Saved:
+    """Read a checkpoint; one of another run, or a damaged one, is refused. Without an identity any run will do.
+
+    `settings` are those of the run that asks, to say where they differ.
+    """
     folder = found(folder)
     about = read_json(folder / "run.json")
     if about.get("format") != FORMAT:
         raise CheckpointError(f"{str(folder)!r} has format {about.get('format')!r}; this version of raffm reads {FORMAT}.")
     if identity is not None and about.get("identity") != identity:
         raise CheckpointError(
-            f"{str(folder)!r} belongs to another run: its settings, model or data differ from these. Resume with what "
-            "it was started with, or choose another folder."
+            f"{str(folder)!r} belongs to another run: its settings, model or data differ from these"
+            f"{_differences(folder, settings or {})}. Resume with what it was started with, or choose another folder."
         )
     try:
         results = from_json(read_json(folder / "results.json"))
@@ -75,6 +81,23 @@ def load(folder: Path, identity: str | None) -> Saved:
     server, optimizer = (read_tensors(folder / f"{name}.safetensors") for name in ("server", "optimizer"))
     average = read_tensors(folder / "average.safetensors") if (folder / "average.safetensors").is_file() else {}
     return Saved(next_round, results, server, optimizer, str(about.get("frozen", "")), average)
+
+
+def _differences(folder: Path, settings: Mapping[str, Any]) -> str:
+    """The first settings that a saved run has otherwise."""
+    there, here = (dict(_flat(run)) for run in (read_json(folder / "results.json").get("run", {}), settings))
+    odd = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key) and key.split(".")[0] not in FREE]
+    told = [f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in odd[:3]]
+    return f" ({'; '.join([*told, *(['...'] if len(odd) > 3 else [])])})" if told else ""
+
+
+def _flat(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting with the sections that it stands in: `local.lr`."""
+    for key, entry in content.items():
+        if isinstance(entry, Mapping):
+            yield from _flat(entry, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", list(entry) if isinstance(entry, tuple) else entry
 
 
 @torch.no_grad()

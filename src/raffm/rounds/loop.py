@@ -22,6 +22,7 @@ from raffm.algebra.median import Median
 from raffm.algebra.tally import Tally
 from raffm.errors import CheckpointError, RunError, UpdateError
 from raffm.models.rows import give_back, whole
+from raffm.notices import notice
 from raffm.rounds import checkpoint
 from raffm.rounds.average import Average
 from raffm.rounds.backend import Backend
@@ -140,6 +141,8 @@ class _Run:
         self.identity, self.frozen = _identity(self.plan, self.settings), checkpoint.frozen_digest(server)
         checkpoint.sweep(self.keeping.folder)
         if not checkpoint.exists(self.keeping.folder):
+            if self.keeping.resume:
+                notice(f"there is no run in {str(self.keeping.folder)!r} to resume: a new one begins.")
             return 0
         if not self.keeping.resume:
             raise CheckpointError(
@@ -148,10 +151,12 @@ class _Run:
         return self._resumed(self.keeping.folder)
 
     def _resumed(self, folder: Path) -> int:
-        saved = checkpoint.load(folder, self.identity)
+        saved = checkpoint.load(folder, self.identity, self.settings)
+        if saved.round > self.plan.rounds:
+            raise CheckpointError(f"{str(folder)!r} has {saved.round} rounds already, and {self.plan.rounds} are asked for.")
         _refuse_other_shapes(saved.results, self.results, folder)
         checkpoint.restore(saved, self.plan.server, folder)
-        self.optimizer.restore(saved.optimizer)
+        self.optimizer.restore(saved.optimizer, self.plan.server.device)
         if self.average is not None:
             self.average.restore(saved.average, self.plan.server)
         self.results = replace(saved.results, run=self.results.run)
@@ -203,6 +208,11 @@ class _Run:
         """Write down what a round did, evaluate where it is time, and tell the watcher."""
         entry = self._entry(round, cohort, orders, late, outcomes)
         self.results = replace(self.results, rounds=(*self.results.rounds, entry))
+        if len(entry.refused) == len(entry.clients):
+            several = (
+                f"{len(entry.late)} clients were late, {len(entry.dropped)} dropped out, {len(entry.refused)} were refused"
+            )
+            notice(f"round {entry.round} merged no update, and the model stays as it was: {several}.")
         evaluation = None
         if (round + 1) % self.plan.evaluating.every == 0 or round + 1 == self.plan.rounds:
             try:
@@ -289,7 +299,7 @@ def _identity(plan: Plan, settings: dict[str, Any]) -> str:
         if examples is not None:
             data[f"{place}/labels"] = examples.labels
             data |= {f"{place}/{name}": _sampled(tensor) for name, tensor in examples.inputs.items()}
-    kept = {key: entry for key, entry in settings.items() if key not in ("rounds", "backend", "save")}
+    kept = {key: entry for key, entry in settings.items() if key not in checkpoint.FREE}
     parts_of_plan = (plan.method, plan.task, plan.fleet, plan.local, plan.participation, plan.merging, plan.evaluating)
     about = [plan.seed, sorted(kept.items()), *map(_said, parts_of_plan)]
     return checkpoint.digest({**plan.server.tensors, **data}, *about)

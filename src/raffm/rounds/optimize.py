@@ -58,7 +58,7 @@ class ServerOptimizer:
         self.state[key] = torch.where(is_covered, renew(old), old)
         return self.state[key]
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Take up what was saved."""
         self.state.clear()
-        self.state.update(state)
+        self.state.update({key: tensor.to(device) for key, tensor in state.items()})

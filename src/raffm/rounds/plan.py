@@ -25,14 +25,15 @@ from raffm.seeds import generator
 class Participation:
     """Who is asked in a round.
 
-    `clients` is a number, a share of all below 1, or 0 for all. `by`: "uniform", by "data" (chances grow with a client's
-    number of examples), or by "availability" (each client is reachable with a chance of its own, `availability` on average).
+    `clients` is a whole number, a share of all (0.1; 1.0 is all of them), or 0 for all. `by`: "uniform", by "data" (chances
+    grow with a client's number of examples), or by "availability" (each client is reachable with a chance of its own,
+    `availability` on average).
     `dropout` is the chance that an asked client never answers; `deadline` the virtual seconds after which nobody is
     waited for (0: no deadline). A round with fewer than `minimum` good updates is not counted: it is tried again, up to
     `tries` times in all, and then the run stops.
     """
 
-    clients: float = 0.1
+    clients: int | float = 0.1
     by: Literal["uniform", "data", "availability"] = "uniform"
     availability: float = 0.5
     dropout: float = 0.0
@@ -45,6 +46,8 @@ class Participation:
             raise RunError(f"clients are sampled uniform, by data or by availability, not by {self.by!r}.")
         if self.clients < 0:
             raise RunError(f"a round needs clients, but {self.clients!r} were asked for.")
+        if self.clients > 1 and self.clients != int(self.clients):
+            raise RunError(f"participation.clients is {self.clients!r}; give a whole number, or a share of at most 1.0.")
         if not 0 <= self.dropout < 1 or not 0 < self.availability < 1 or self.deadline < 0:
             raise RunError("dropout lies in [0, 1), availability in (0, 1), and a deadline is not negative.")
         if self.minimum < 0 or self.tries < 1:
@@ -54,7 +57,8 @@ class Participation:
         """How many of all clients a round asks."""
         if not self.clients:
             return clients
-        asked = round(self.clients * clients) if self.clients < 1 else int(self.clients)
+        is_share = isinstance(self.clients, float) and self.clients <= 1
+        asked = round(self.clients * clients) if is_share else int(self.clients)
         if asked > clients:
             raise RunError(f"a round asks {asked} clients, but there are {clients}.")
         return max(1, asked)
@@ -175,6 +179,7 @@ class Plan:
             object.__setattr__(self, "server", self.method.adapt(self.server, self.seed, self.dealt))
         if self.rounds < 1:
             raise RunError(f"a run needs at least one round, but was given {self.rounds!r}.")
+        _refuse_narrow(self.server)
         empty = (self.data.split.train.counts == 0).nonzero()[0]
         if len(empty):
             raise DataError(f"client {empty[0]} has no training data. Use fewer clients or another split.")
@@ -188,7 +193,7 @@ class Plan:
                 f"{self.method.name} cuts by size and does not read limits such as those of {budgets[0].label!r}. Leave them "
                 "out, or choose raffm."
             )
-        self.method.refuse(self.server, list(self.served.values()))
+        self.method.refuse(self.server, [*self.served.values(), *(device for _, device in self._trained)])
         if self.merging.combine == "median" and type(self.tally()) is not Tally:
             raise RunError(f"{self.method.name} counts in a way of its own, which has no median. Leave merging.combine out.")
 
@@ -211,12 +216,16 @@ class Plan:
     def served(self) -> dict[str, Device]:
         """The devices that submodels are made for, by name, largest first: the whole, the fleet's, and those asked for."""
         devices = {Tier(size).label: Device(-1, size, fleet=self.dealt) for size in (1.0, *self.evaluating.sizes)}
-        for tier in self.fleet.tiers if not self.evaluating.sizes else ():
-            device = Device(-1, tier.size, 0, tier.budget, self.dealt)
-            is_taken = devices.get(tier.label, device) != device
-            if tier.share and device != devices["1"]:
-                devices[f"{tier.label} ({tier.size:g})" if is_taken else tier.label] = device
+        for label, device in self._trained if not self.evaluating.sizes else ():
+            is_taken = devices.get(label, device) != device
+            if device != devices["1"]:
+                devices[f"{label} ({device.size:g})" if is_taken else label] = device
         return dict(sorted(devices.items(), key=lambda entry: -entry[1].size))
+
+    @property
+    def _trained(self) -> list[tuple[str, Device]]:
+        """The devices of the fleet, by name."""
+        return [(tier.label, Device(-1, tier.size, 0, tier.budget, self.dealt)) for tier in self.fleet.tiers if tier.share]
 
     # -- who ------------------------------------------------------------------------------------------------------
 
@@ -285,6 +294,17 @@ class Plan:
         own = labels[torch.from_numpy(self.data.split.train[client]).to(labels.device)]
         head = self.server.layout.sizes.get("classes", 0)  # may have more rows than the data have classes
         return Examples({}, own).present(max(head, len(self.data.dataset.classes)))
+
+
+def _refuse_narrow(server: Labelled) -> None:
+    """Refuse trained weights in which the small changes of many rounds would be lost one by one."""
+    for name in server.layout.tensors("parameter"):
+        dtype = server.tensors[name].dtype
+        if dtype.itemsize < 4:
+            raise RunError(
+                f"`{name}` is {dtype}, too coarse for the small changes of rounds to add up. Call `model.float()` first; "
+                'backend.precision = "bfloat16" still computes in bfloat16.'
+            )
 
 
 def _weighted(chances: Tensor, count: int, draw: torch.Generator) -> Tensor:

@@ -146,14 +146,14 @@ def _outputs(
 def _batches_by_client(plan: Plan) -> list[Tensor]:
     """All test examples in batches as training has them, of one client after the other, then what nobody owns.
 
-    One example alone has no spread: it joins the batch before it, or the one after it.
+    One example alone has no spread: it joins the batch before it, or the one after it, unless all were trained so.
     """
     parts = [torch.from_numpy(plan.data.split.test[client]) for client in range(plan.data.clients)]
     owned = torch.cat(parts)
     alone = torch.ones(len(plan.data.dataset.test), dtype=torch.bool).index_fill(0, owned, False).nonzero().flatten()
     batches: list[Tensor] = []
     for batch in (batch for part in (*parts, alone) for batch in torch.split(part, plan.local.batch) if len(batch)):
-        if batches and min(len(batch), len(batches[-1])) == 1:
+        if plan.local.batch > 1 and batches and min(len(batch), len(batches[-1])) == 1:
             batches[-1] = torch.cat([batches[-1], batch])
         else:
             batches.append(batch)

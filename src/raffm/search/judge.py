@@ -79,9 +79,21 @@ def judge_of(plan: Plan, metric: str | None = None, few: int = 512, seed: int = 
     """
     if few < 1:
         raise RunError(f"submodels are judged on at least 1 example, not on {few!r}.")
+    _refuse_folded(plan)
     metric = metric or own_metric(plan)
     validation = plan.data.dataset.validation or plan.data.dataset.train
     return Judge(plan, ranking_of(plan, metric), validation, min(few, len(validation)), seed)
+
+
+def _refuse_folded(plan: Plan) -> None:
+    """Refuse methods whose weights are divided by a factor of their own sizes: for others there is none."""
+    for several in plan.method.serve(plan.server, plan.rounds, list(plan.served.values())):
+        if any(plan.method.folded(plan.server, share) for served in several for share in served.shares):
+            raise RunError(
+                f"{plan.method.name} divides weights by a factor of its own sizes, so other submodels cannot be judged. `raffm "
+                "evaluate RUN --sizes` and `raffm export RUN --size` take any size; trained with method.scaler = false it can "
+                "be searched."
+            )
 
 
 def ranking_of(plan: Plan, metric: str) -> Ranking:

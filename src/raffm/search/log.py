@@ -21,10 +21,13 @@ class Log:
     def __init__(self, path: Path | None = None, about: Mapping[str, Any] | None = None) -> None:
         self._path = path
         self._scores: dict[tuple[int, str], float] = {}
-        if path is not None and path.is_file():
+        if path is None:
+            return
+        if path.is_file() and "\n" in path.read_text(encoding="utf-8"):
             self._read(path, dict(about or {}))
-        elif path is not None:
+        else:  # or it was stopped in its first line
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("", encoding="utf-8")
             self._write(dict(about or {}))
 
     def __len__(self) -> int:

@@ -317,9 +317,13 @@ def test_columns_can_be_named(tmp_path):
         (
             {"first": ["a"], "label": [0]},
             Columns(),
-            r"columns first, label: none is known as the input\. Name it: Columns\(input",
+            r"columns first, label: none is known as the input\. Name it: data\.input, or in Python Columns\(input",
         ),
-        ({"img": cells(2), "kind": [0, 1]}, Columns(), r"none is known as the label\. Name it: Columns\(label"),
+        (
+            {"img": cells(2), "kind": [0, 1]},
+            Columns(),
+            r"none is known as the label\. Name it: data\.label, or in Python Columns\(label",
+        ),
         ({"img": cells(2), "label": [0.5, 1.0]}, Columns(), "column 'label' of .* type double, but classes"),
         ({"img": cells(2), "label": [0, None]}, Columns(), "no 'label' in row 1"),
         ({"img": [None, picture(0)], "label": [0, 1]}, Columns(), "row 0 of .* has no image"),

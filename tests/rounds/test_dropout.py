@@ -63,7 +63,7 @@ def test_gradients_pass_where_numbers_did() -> None:
 def test_what_it_does_not_do_is_left_to_torch() -> None:
     with SixteenBits(), pytest.raises(ValueError, match="between 0 and 1"):
         dropout(torch.ones(2), 1.5)
-    assert isinstance(in_sixteen_bits(nn.Sequential(nn.Dropout(0.1))), SixteenBits)
+    assert isinstance(in_sixteen_bits(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))), SixteenBits)
     assert not isinstance(in_sixteen_bits(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))), SixteenBits)
 
 

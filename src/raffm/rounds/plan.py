@@ -298,12 +298,12 @@ class Plan:
 
 def _refuse_narrow(server: Labelled) -> None:
     """Refuse trained weights in which the small changes of many rounds would be lost one by one."""
-    for name in server.layout.tensors("parameter"):
-        dtype = server.tensors[name].dtype
-        if dtype.itemsize < 4:
+    trained = set(server.layout.tensors("parameter"))
+    for name, tensor in server.tensors.items():
+        if name in trained and tensor.dtype.itemsize < 4:
             raise RunError(
-                f"`{name}` is {dtype}, too coarse for the small changes of rounds to add up. Call `model.float()` first; "
-                'backend.precision = "bfloat16" still computes in bfloat16.'
+                f"`{name}` is {tensor.dtype}, too coarse for the small changes of rounds to add up. Call `model.float()` "
+                'first; backend.precision = "bfloat16" still computes in bfloat16.'
             )
 
 

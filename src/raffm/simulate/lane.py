@@ -20,6 +20,7 @@ from raffm.algebra.move import extract, moves, part_of, travelling
 from raffm.data.task import Batch
 from raffm.methods.method import Fading, Held, Learn, Scaling, nothing
 from raffm.models.surgery import assembled
+from raffm.rounds.dropout import in_sixteen_bits
 from raffm.rounds.local import order_of
 from raffm.rounds.plan import Order, Plan
 from raffm.seeds import generator
@@ -216,6 +217,10 @@ class Lane:
 
     def step(self, turn: int = 0) -> None:
         """The next step of the client, by the loss whose turn it is."""
+        with in_sixteen_bits(self.module):
+            self._stepped(turn)
+
+    def _stepped(self, turn: int) -> None:
         terms = iter(self.learn.terms(turn, self.module, self._batch()))
         begun = self._now()
         loss = next(terms)

@@ -153,7 +153,8 @@ def _rows(table: Any, where: str, features: Mapping[str, Any], stamps: Any) -> R
 
 def _from_hub(source: str) -> dict[str, Rows]:
     """The parts of a Hugging Face data set."""
-    if source.startswith((".", "/", "~")) or Path(source).suffix in (".parquet", ".csv"):
+    is_path = source.startswith((".", "/", "~")) or Path(source).suffix in (".parquet", ".csv")
+    if is_path and not Path(source.partition(":")[0]).exists():  # `datasets` may read a folder that we cannot
         raise DataError(f"there is no file or folder {source!r}.")
     advice = f"Put train.parquet and test.parquet into {str(data_folder() / source)!r} or give a path."
     try:

@@ -135,7 +135,7 @@ def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dic
     found = {"1": whole}
     for name, device in plan.served.items():
         if device.size < 1 or isinstance(plan.method, NestedMethod):
-            found[name] = {**whole, **_shape_for(plan, device, metric)}
+            found[name] = {**whole, **_shape_for(plan, device, judge, metric)}
     searched = run / "search" / "search.json"
     if searched.is_file() and read_json(searched)["ranking"] == metric:
         content = read_json(searched)
@@ -146,7 +146,7 @@ def _sizes_of(plan: Plan, judge: Judge, run: Path, metric: str) -> dict[str, dic
     return dict(sorted(found.items(), key=lambda entry: -params[entry[0]]))
 
 
-def _shape_for(plan: Plan, device: Device, metric: str) -> dict[str, int]:
+def _shape_for(plan: Plan, device: Device, judge: Judge, metric: str) -> dict[str, int]:
     """The sizes of what a device gets, which must be the first indices in the order of the ranking."""
     if isinstance(plan.method, RaFFMMethod):
         return plan.method.shape_for(plan.server, device)
@@ -154,7 +154,7 @@ def _shape_for(plan: Plan, device: Device, metric: str) -> dict[str, int]:
     share = served[0].shares[0]
     sizes = {group: indices.shape[-1] for group, indices in share.selection.kept.items() if group != SIZES}
     is_masked = isinstance(plan.method.held(plan.server, share), Mask)
-    if is_masked or (metric == own_metric(plan) and judge_of(plan, metric).selection(sizes) != share.selection):
+    if is_masked or (metric == own_metric(plan) and judge.selection(sizes) != share.selection):
         raise ExportError(f"what {plan.method.name} serves is no prefix of the model, and one file holds prefixes alone.")
     return sizes
 
